@@ -16,20 +16,20 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from leasehold.testing.sim.fault_run import run_day
-from leasehold.testing.sim.pump_run import run_pump_day
+from leasehold.testing.sim.fault_run import run_faults
+from leasehold.testing.sim.pump_run import run_pump_faults
 
-PLACE = Path(__file__).resolve().parent.parent / "golden"
+GOLDEN_DIR = Path(__file__).resolve().parent.parent / "golden"
 PYTHON = "{}.{}".format(*sys.version_info)
 KINDS: dict[str, tuple[int, Callable[[int], str]]] = {
-    "members": (300, lambda seed: run_day(seed).story),
-    "pumps": (100, lambda seed: run_pump_day(seed).story),
+    "members": (300, lambda seed: run_faults(seed).story),
+    "pumps": (100, lambda seed: run_pump_faults(seed).story),
 }
 
 
 def changed_stories(kind: str, stories: Iterable[tuple[int, str]]) -> list[int]:
-    """Return the seeds whose story is not the recorded one; seeds without a record are left out."""
-    golden = json.loads((PLACE / f"{kind}.json").read_text(encoding="utf-8"))
+    """Return the seeds whose story is not the recorded one; seeds without a record are skipped."""
+    golden = json.loads((GOLDEN_DIR / f"{kind}.json").read_text(encoding="utf-8"))
     if golden["python"] != PYTHON:
         return []
     known = dict(enumerate(golden["stories"]))
@@ -37,11 +37,13 @@ def changed_stories(kind: str, stories: Iterable[tuple[int, str]]) -> list[int]:
 
 
 def record() -> None:
-    """Write the stories of all kinds anew."""
-    PLACE.mkdir(exist_ok=True)
+    """Record the stories of all kinds again."""
+    GOLDEN_DIR.mkdir(exist_ok=True)
     for kind, (count, story) in KINDS.items():
         golden = {"python": PYTHON, "stories": [story(seed) for seed in range(count)]}
-        (PLACE / f"{kind}.json").write_text(json.dumps(golden, indent=1) + "\n", encoding="utf-8")
+        (GOLDEN_DIR / f"{kind}.json").write_text(
+            json.dumps(golden, indent=1) + "\n", encoding="utf-8"
+        )
         print(f"{kind}: {count} stories")
 
 

@@ -1,8 +1,8 @@
 """SIGSTOP to a process that uses a SQLite store, but not in the middle of a transaction.
 
-A process that is stopped there keeps the whole file locked, for everybody, until it goes on: that
-is SQLite's way, is told after 5 s, and is not what a test of a pause means to show. So whoever
-stops a process holds the store's write lock meanwhile. A process can have itself stopped like
+A process that is stopped there keeps the whole file locked for all processes until it resumes. That
+is how SQLite works, is reported after 5 s, and is not what a test of a pause means to show. So the
+test holds the store's write lock while it stops a process. A process can have itself stopped like
 that, too: ``pause_me`` starts this module as a program.
 """
 
@@ -25,7 +25,7 @@ _LOCK_S = 120.0
 
 @contextmanager
 def no_transaction(url: str) -> Iterator[None]:
-    """Hold the write lock of a SQLite store: nobody else is in a transaction meanwhile."""
+    """Hold the write lock of a SQLite store: no other process is in a transaction then."""
     if not url.startswith(_SQLITE):
         yield
         return
@@ -37,14 +37,14 @@ def no_transaction(url: str) -> Iterator[None]:
 
 
 def pause(pid: int, url: str) -> None:
-    """Return when it stands still and the store can be written to."""
+    """Return when it is paused and the store can be written to."""
     with no_transaction(url):
         os.kill(pid, signal.SIGSTOP)
         _still(pid)
 
 
 def pause_me(url: str, *, group: bool = False) -> None:
-    """Stop this process, or its whole group, until somebody sends SIGCONT."""
+    """Stop this process, or its whole group, until it gets SIGCONT."""
     number = -os.getpgid(0) if group else os.getpid()
     if url.startswith(_SQLITE):
         program = [sys.executable, "-m", "tests.support.pausing", str(number), url]
@@ -52,7 +52,7 @@ def pause_me(url: str, *, group: bool = False) -> None:
     elif group:
         os.kill(number, signal.SIGSTOP)
     else:
-        # To this thread, which so does not get a step further; the others stop with it.
+        # To this thread, which stops here; the others stop with it.
         signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
 

@@ -1,9 +1,9 @@
-"""A processor in a process of its own, for tests that send it signals.
+"""A processor in its own process, for tests that send it signals.
 
 Takes its settings as one JSON object (``Settings``). Before a handler returns, one line for each
-of its events is in the file of results, or on stdout if there is no such file. Says everything
+of its events is in the file of results, or on stdout if there is no such file. Prints everything
 else on stdout, one JSON object per line: ``ready``, ``opened``, ``closed``, ``drains``,
-``stored``, ``refused``, ``stops``, ``error``, ``left``. SIGTERM ends it in good order.
+``stored``, ``refused``, ``stops``, ``error``, ``left``. SIGTERM ends it gracefully.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Work:
 
     async def on_batch(self, context: PartitionContext, batch: EventBatch) -> None:
         if self._set.does == "transaction":
-            # With a stop in it the block goes on to its end: the store is to refuse it, not we.
+            # With a stop in it the block continues to its end: the store has to refuse it.
             with anyio.CancelScope(shield=bool(self._set.stops)):
                 await self._effects(context, batch)
             last = batch.last_sequence
@@ -136,16 +136,16 @@ class Work:
                 pass
             say("burnt", lost=context.lost)
 
-    async def mark(self, store: Any, marks: list[CheckpointWrite], real: Any) -> Any:
+    async def checkpoint(self, store: Any, marks: list[CheckpointWrite], real: Any) -> Any:
         """What the store does, with a stop before or after it, in a late but certain delivery."""
-        for mark in marks:
-            partition = last_part(mark.ownership.key)
-            self._stop("before", partition, mark.position.sequence_number)
+        for write in marks:
+            partition = last_part(write.ownership.key)
+            self._stop("before", partition, write.position.sequence_number)
         with anyio.CancelScope(shield=True):
             refused = await real(store, marks)
-        for mark in marks:
-            partition = last_part(mark.ownership.key)
-            self._stop("after", partition, mark.position.sequence_number)
+        for write in marks:
+            partition = last_part(write.ownership.key)
+            self._stop("after", partition, write.position.sequence_number)
         return refused
 
     async def _effects(self, context: PartitionContext, batch: EventBatch) -> None:
@@ -191,8 +191,8 @@ class Work:
             pause_me(given.url)
 
 
-class Speaking:
-    """A hook that says what the test waits for."""
+class PrintingHook:
+    """A hook that prints what the test waits for."""
 
     def __init__(self) -> None:
         self._ready = False
@@ -221,13 +221,13 @@ def on_error(context: object, error: BaseException) -> None:
     say("error", kind=type(error).__name__, text=str(error), partition=bool(context))
 
 
-def between(work: Work) -> None:
-    """Have all checkpoints of this process go through ``Work.mark``."""
+def intercept_checkpoints(work: Work) -> None:
+    """Have all checkpoints of this process go through ``Work.checkpoint``."""
     for kind in (SqliteStore, PostgresStore):
         real = kind.checkpoint
 
         async def checkpoint(store: Any, marks: Any, real: Any = real) -> Any:
-            return await work.mark(store, list(marks), real)
+            return await work.checkpoint(store, list(marks), real)
 
         kind.checkpoint = checkpoint  # type: ignore[method-assign,assignment]
 
@@ -235,7 +235,7 @@ def between(work: Work) -> None:
 def main(settings: Settings) -> None:
     work = Work(settings)
     if settings.stops in {"before", "after"}:
-        between(work)
+        intercept_checkpoints(work)
     source = LogSource.open(settings.log_url, settings.stream, name=settings.name)
     processor = EventProcessor(
         source,
@@ -244,7 +244,7 @@ def main(settings: Settings) -> None:
         on_batch=work.burn if settings.does == "burn" else work.on_batch,
         on_error=on_error,
         options=settings.options(),
-        hooks=[Speaking()],
+        hooks=[PrintingHook()],
         name=settings.name,
     )
     try:

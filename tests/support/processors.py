@@ -24,53 +24,53 @@ from leasehold.testing.faults import FaultyStore, Lost
 from leasehold.testing.source import MemorySource
 
 Kind = TypeVar("Kind", bound=HookEvent)
-PATIENCE_S = 120.0
-AT_ONCE = Backoff(base_s=0.001, max_s=0.001)
+TIMEOUT_S = 120.0
+QUICK_RETRIES = Backoff(base_s=0.001, max_s=0.001)
 SECOND = timedelta(seconds=1)
-CALM_S = 60.0
+LONG_LEASE_S = 60.0
 
 
-class Bell:
-    """Something that changes, in whatever thread, and can be waited for in the test's loop."""
+class Notifier:
+    """A change, in any thread, that can be awaited in the test's loop."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._bell = asyncio.Event()
+        self._changed = asyncio.Event()
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._bell.set)
+            self._loop.call_soon_threadsafe(self._changed.set)
 
-    async def until(self, true: Callable[[], bool]) -> None:
-        """Return when it is so; fail if it does not come to pass."""
-        async with asyncio.timeout(PATIENCE_S):
-            while not true():
-                self._bell.clear()
-                await self._bell.wait()
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Return when the condition holds; fail after the timeout."""
+        async with asyncio.timeout(TIMEOUT_S):
+            while not condition():
+                self._changed.clear()
+                await self._changed.wait()
 
 
-class Watch(Bell):
-    """A hook that keeps what it is told."""
+class Watch(Notifier):
+    """A hook that keeps its events."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.told: list[HookEvent] = []
+        self.events: list[HookEvent] = []
 
     def __call__(self, event: HookEvent) -> None:
-        self.told.append(event)
-        self.ring()
+        self.events.append(event)
+        self.notify()
 
     def of(self, kind: type[Kind], **like: object) -> list[Kind]:
         """All of one kind whose fields are as given."""
         return [
             event
-            for event in list(self.told)
+            for event in list(self.events)
             if isinstance(event, kind)
             and all(getattr(event, name) == value for name, value in like.items())
         ]
 
     async def sees(self, kind: type[Kind], *, times: int = 1, **like: object) -> Kind:
-        """Wait until this was told so many times; the last of them."""
+        """Wait until this was reported that many times; return the last of them."""
         await self.until(lambda: len(self.of(kind, **like)) >= times)
         return self.of(kind, **like)[times - 1]
 
@@ -86,7 +86,7 @@ class Delivered:
     body: bytes
 
 
-class Seen(Bell):
+class Seen(Notifier):
     """What handlers were given, by all hosts, in the order in which it came."""
 
     def __init__(self) -> None:
@@ -103,7 +103,7 @@ class Seen(Bell):
                 body=event.body,
             )
         )
-        self.ring()
+        self.notify()
 
     async def on_batch(self, context: Any, batch: EventBatch) -> None:
         for event in batch:
@@ -122,7 +122,7 @@ class Seen(Bell):
         ]
 
     async def count(self, number: int) -> None:
-        """Wait for so many events."""
+        """Wait for this many events."""
         await self.until(lambda: len(self.all) >= number)
 
     def twice(self) -> list[tuple[str, int]]:
@@ -133,20 +133,20 @@ class Seen(Bell):
 
 @dataclass(kw_only=True)
 class Errors:
-    """An ``on_error`` that keeps what it is told."""
+    """An ``on_error`` that keeps its errors."""
 
-    told: list[tuple[Any, BaseException]] = field(default_factory=list)
-    bell: Bell = field(default_factory=Bell)
+    received: list[tuple[Any, BaseException]] = field(default_factory=list)
+    changed: Notifier = field(default_factory=Notifier)
 
     async def __call__(self, context: Any, error: BaseException) -> None:
-        self.told.append((context, error))
-        self.bell.ring()
+        self.received.append((context, error))
+        self.changed.notify()
 
     async def count(self, number: int) -> None:
-        await self.bell.until(lambda: len(self.told) >= number)
+        await self.changed.until(lambda: len(self.received) >= number)
 
 
-def timing(lease_s: float = CALM_S) -> LeaseTiming:
+def timing(lease_s: float = LONG_LEASE_S) -> LeaseTiming:
     """Renewed much more often than needed: a busy machine costs no lease, and all goes quickly."""
     return LeaseTiming.of(
         lease=timedelta(seconds=lease_s),
@@ -154,8 +154,8 @@ def timing(lease_s: float = CALM_S) -> LeaseTiming:
     )
 
 
-def options(*, lease_s: float = CALM_S, **more: Any) -> ProcessorOptions:
-    """Short cycles, long leases, a checkpoint after each batch, unless told otherwise."""
+def options(*, lease_s: float = LONG_LEASE_S, **more: Any) -> ProcessorOptions:
+    """Short cycles, long leases, a checkpoint after each batch, unless given."""
     common: dict[str, Any] = {
         "timing": timing(lease_s),
         "checkpoint": CheckpointPolicy.after_each_batch(),
@@ -165,20 +165,20 @@ def options(*, lease_s: float = CALM_S, **more: Any) -> ProcessorOptions:
     return ProcessorOptions(**{**common, **more})
 
 
-class Later(SystemClock):
-    """The machine's clock, and a lease's time can pass at once."""
+class SkippingClock(SystemClock):
+    """The machine's clock, which a test can move past the end of all leases."""
 
     ahead_s = 0.0
 
     def boottime_s(self) -> float:
         return super().boottime_s() + self.ahead_s
 
-    def pass_lease(self) -> None:
-        """What was granted before this has ended now."""
-        self.ahead_s += 2 * CALM_S
+    def expire_leases(self) -> None:
+        """End all leases that were granted before."""
+        self.ahead_s += 2 * LONG_LEASE_S
 
 
-class Scene:
+class HostGroup:
     """One stream, one store, and any number of hosts of one group."""
 
     def __init__(
@@ -187,7 +187,7 @@ class Scene:
         store: str | Store,
         hosts: AsyncExitStack,
         group: str,
-        clock: Later,
+        clock: SkippingClock,
     ) -> None:
         self.source = source
         self.store = store
@@ -208,7 +208,7 @@ class Scene:
     def make(
         self, name: str = "a", *, setting: ProcessorOptions | None = None, **more: Any
     ) -> EventProcessor:
-        """A host that is not started. Without a handler it notes what it gets in ``seen``."""
+        """Create a host that is not started. Without a handler it records events in ``seen``."""
         if not {"on_batch", "on_event"} & set(more):
             more["on_batch"] = self.seen.on_batch
         given: dict[str, Any] = {
@@ -224,11 +224,11 @@ class Scene:
         return EventProcessor(source, store, self.group, **given)
 
     async def host(self, name: str = "a", **more: Any) -> EventProcessor:
-        """A host that was started, and is stopped at the end of the test."""
+        """Start a host, which is stopped at the end of the test."""
         return await self._hosts.enter_async_context(self.make(name, **more))
 
     async def owns(self, name: str = "a", **more: Any) -> EventProcessor:
-        """A host that was started and has opened all partitions."""
+        """Start a host, and wait until it has opened all partitions."""
         before = len(self.watch.of(PartitionOpened))
         processor = await self.host(name, **more)
         count = len(self.source.events)
@@ -236,7 +236,7 @@ class Scene:
         return processor
 
     def fill(self, count: int, partitions: Sequence[str] | None = None) -> int:
-        """Add so many events to each partition; how many there are in all."""
+        """Add this many events to each partition; return the total."""
         for partition in partitions or list(self.source.events):
             begin = len(self.source.events[partition])
             bodies = [f"{partition}-{number}".encode() for number in range(begin, begin + count)]
@@ -253,19 +253,21 @@ class Scene:
 
 
 @asynccontextmanager
-async def scene(
+async def host_group(
     *,
     partitions: int = 1,
     events: int = 0,
     store: str | Store | None = None,
     group: str = "billing",
     source: MemorySource | None = None,
-) -> AsyncIterator[Scene]:
+) -> AsyncIterator[HostGroup]:
     """A stream and a store in memory; all hosts are stopped at the end, the last first."""
     source = source or MemorySource("orders", partitions=partitions)
     async with AsyncExitStack() as hosts:
-        clock = Later()
-        made = Scene(source, MemoryStore(clock) if store is None else store, hosts, group, clock)
+        clock = SkippingClock()
+        made = HostGroup(
+            source, MemoryStore(clock) if store is None else store, hosts, group, clock
+        )
         if events:
             made.fill(events)
         yield made
@@ -276,8 +278,8 @@ def lease_threads() -> list[str]:
     return [each.name for each in threading.enumerate() if each.name.startswith("leases of")]
 
 
-class Cuttable:
-    """A store that can be cut off from one host, as a network does it."""
+class CuttableStore:
+    """A store that can be disconnected from one host, as a network fails."""
 
     def __init__(self, store: Store) -> None:
         self.cut = False

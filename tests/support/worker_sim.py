@@ -15,7 +15,7 @@ from leasehold.ports import Store
 from leasehold.runtime.loop_thread import SameLoop
 from leasehold.stores.registry import Registry
 from leasehold.testing.faults import CHANGING, READING
-from leasehold.testing.sim.faults import CALM, FaultRates
+from leasehold.testing.sim.faults import NO_FAULTS, FaultRates
 from leasehold.testing.sim.host import START, Host, HostClock
 from leasehold.testing.sim.store import SimServer, SimStore
 
@@ -63,7 +63,7 @@ class World:
     """A store, hosts with workers, and what was run."""
 
     seed: int = 0
-    rates: FaultRates = CALM
+    rates: FaultRates = NO_FAULTS
     book: list[Ran] = field(default_factory=list)
 
     def __post_init__(self) -> None:

@@ -20,7 +20,7 @@ from rich.table import Table
 from leasehold.core.balance import Strategy
 from leasehold.errors import UsageError
 from leasehold.testing.sim.checks import InvariantBroken
-from leasehold.testing.sim.fault_run import Day, run_day
+from leasehold.testing.sim.fault_run import FaultRun, run_faults
 from leasehold.testing.sim.ownership_chart import sparklines, svg, window
 from leasehold.testing.sim.scenario import Measured, Scenario, ScenarioRun, run_scenario
 
@@ -140,14 +140,14 @@ def _check_scenario(
 
 
 def _storms(
-    first: int, count: int, output: SimulateOutput, tell: Callable[[str], None] | None
+    first: int, count: int, output: SimulateOutput, trace: Callable[[str], None] | None
 ) -> None:
-    days: list[Day] = []
+    days: list[FaultRun] = []
     broken: list[str] = []
-    lived = [_live(first, tell)] if tell else _lived(range(first, first + count))
+    lived = [_live(first, trace)] if trace else _lived(range(first, first + count))
     with _progress("bad days", count) as tick:
         for day in lived:
-            if isinstance(day, Day):
+            if isinstance(day, FaultRun):
                 days.append(day)
             else:
                 broken.append(day)
@@ -170,7 +170,7 @@ def _storms(
         raise typer.Exit(1)
 
 
-def _lived(seeds: range) -> Iterator[Day | str]:
+def _lived(seeds: range) -> Iterator[FaultRun | str]:
     workers = min(len(seeds), os.cpu_count() or 1)
     if workers == 1:
         yield from map(_live, seeds)
@@ -179,9 +179,9 @@ def _lived(seeds: range) -> Iterator[Day | str]:
         yield from pool.map(_live, seeds, chunksize=4)
 
 
-def _live(seed: int, tell: Callable[[str], None] | None = None) -> Day | str:
+def _live(seed: int, trace: Callable[[str], None] | None = None) -> FaultRun | str:
     try:
-        return run_day(seed, tell=tell)
+        return run_faults(seed, trace=trace)
     except InvariantBroken as broken:
         return str(broken)
 

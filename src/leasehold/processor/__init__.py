@@ -1,44 +1,46 @@
 """Processors: hosts that share the partitions of a stream, and work on what they own.
 
-Two sides that never wait for each other::
+A processor has two event loops that never wait for each other::
 
-    lease side (a thread of its own)            work side (the loop of the user)
+    lease thread                                work loop (the user's)
     ┌─> renew ─> take in ─> plan ─> act ─┐      one pump for each partition:
-    └────────────── wait <───────────────┘      receiver ─> intake ─> handler ─> position
+    └────────────── wait <───────────────┘      receiver ─> buffer ─> handler ─> position
           │ opened, drain, closed ─────────────────> open, drain, close
           └─ checkpoints, many in one call <──────── positions, drained, give up
 
-**The lease side.** *Renew* is one call, whatever is owned; in a quiet group it is the only one.
-Its answer is the only way a member learns anything: what it lost, what it is asked for, who came
-and who went. *Plan* is a pure function of what it knows. *Act* claims what is free and hands over
-what is too much; a step whose answer is lost is not repeated blindly: the next renewal tells how
-it went. What a member believes is kept by ``Holdings``, and rests on three rules:
+**The lease thread.** *Renew* is one call, however many keys are owned; in a quiet group it is the
+only one. A member learns only from its answer: what it lost, what it is asked for, which members
+joined and left. *Plan* is a pure function of what it knows. *Act* claims what is free and hands
+over what is too much. A step whose answer is lost is not repeated blindly: the next renewal
+returns its outcome. ``Holdings`` keeps what a member treats as owned, by three rules:
 
-1. It believes in a key only after the store agreed, and only while its trust window lasts.
-2. It stops believing *before* it sends a release or a hand-over, and never takes the same epoch
-   up again after that, whatever becomes of the message.
-3. When the trust window ends without an answer, everything is closed at once, and the member
-   comes back as a new holder with a new lease.
+1. A key is owned locally only after the store agreed, and only until the local lease deadline.
+2. Local ownership ends *before* a release or a hand-over is sent, and the same epoch is never
+   taken up again after that, whatever becomes of the message.
+3. When the local deadline passes without an answer, everything is closed immediately, and the
+   member comes back as a new holder with a new lease.
 
-**The work side.** No handler can delay a renewal, and no partition another one. Whether an
-ownership may still be acted upon is asked of its ``Tenure``, which looks at the clock in the moment
-of asking. A handler that was paused for longer than its lease finds every call of its context
-refused.
+**The work loop.** No handler can delay a renewal, and no partition another one. Whether an
+ownership may still be acted upon is asked of its ``Handle``, which checks the clock at that time.
+A handler that was paused for longer than its lease finds every call of its context refused.
 
-**Hand-over.** The member says *drain*; the pump takes nothing more in, lets the call that is under
-way end, calls ``on_partition_close``, has the position stored, and says *drained*; only then does
-the member stop believing and pass the key on. After ``drain_timeout`` it does so by force.
+**Hand-over.** The member calls *drain*; the pump receives nothing more, lets the call in progress
+end, calls ``on_partition_close``, has the position stored, and reports *drained*; only then does
+the member end its local ownership and pass the key on. After ``drain_timeout`` it does so forcibly.
 
 =====================  =======================================================================
 module                 holds
 =====================  =======================================================================
-``processor``          ``EventProcessor``: start, stop, run, both sides together
-``lease_thread``       the member and its handler, in a thread of its own
-``checkpoint_writer``  checkpoints of all partitions, coalesced, and where a partition goes on
+``processor``          ``EventProcessor``: start, stop, run
+``lease_thread``       the member and its key handler, in their own thread
+``checkpoint_writer``  checkpoints of all partitions, coalesced, and where a partition resumes
 ``pump_manager``       the pumps, discovery of partitions, the watchdog
-``pump``               one partition: ``prefetch_buffer``, ``delivery``, ``handlers``
+``pump``               one partition: prefetch buffer, position, receiver
+``delivery``           one batch to its handler, and what follows a failure
+``handlers``           calls of the user's functions, and the pull style
 ``context``            what handlers are given
-``events``             everything worth knowing, as events and sums; ``metrics`` exports it
+``events``             hook events and counts; ``metrics`` exports them
+``options``            the settings
 =====================  =======================================================================
 """
 

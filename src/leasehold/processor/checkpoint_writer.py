@@ -1,19 +1,18 @@
-"""Checkpoints of all partitions of a host, written together: one call at a time.
+"""Reads and writes the checkpoints of a host's partitions, many in one call.
 
-A position that waits is replaced by a later one of the same ownership. One that may wait is
-written with the first that may not; so a host with hundreds of partitions writes once per
-interval. A call without an answer is repeated for as long as the lease is trusted: the store
-takes the same position twice without harm. A position that can not be written at all is refused
-alone: the others are written without it.
+``CheckpointWriter`` makes one call to the store at a time. A later position of the same ownership
+replaces one that waits. A position that may wait is written together with the first that may not,
+so a host with hundreds of partitions writes once per interval. A call without an answer is repeated
+until the lease can no longer be relied on; the store accepts the same position twice. A position
+that cannot be written is refused alone: the others are written without it.
 
-Whoever waits for its own position is told of it, each one; who only wants to know how far the
-store is (``WrittenListener``) is told once for all that waited. So what is kept here does not grow
-with the batches of an interval.
+Each caller that waits for its own position is notified. Of the callers that only need the stored
+position (``WrittenListener``), one is notified for all. So memory does not grow with the number of
+batches in an interval.
 
-Where each partition goes on: after its checkpoint, or where the options say (C3).
-
-Checkpoints are read after the partition was claimed, never before: a former owner may have
-written until that moment. Partitions that are opened together share one call.
+``CheckpointLoader`` finds where a partition resumes (C3). Checkpoints are read after the partition
+was claimed, never before: a former owner may have written until then. Partitions that are opened
+together share one call.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
     from leasehold.model import Checkpoint, Ownership, Position
     from leasehold.processor.events import EventBus
 
-_PAUSES = Backoff(base_s=0.05, max_s=1.0)
+_RETRY_BACKOFF = Backoff(base_s=0.05, max_s=1.0)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -53,7 +52,7 @@ class _LoadRound:
 
 
 class CheckpointLoader:
-    """Answers for one group. All in one event loop."""
+    """Reads checkpoints of one group, in one event loop; ``load`` reads all of them."""
 
     def __init__(
         self,
@@ -62,7 +61,6 @@ class CheckpointLoader:
         clock: Clock,
         rng: random.Random,
     ) -> None:
-        """``load`` reads all checkpoints of the group."""
         self._load = load
         self._clock = clock
         self._rng = rng
@@ -70,65 +68,68 @@ class CheckpointLoader:
         self._next: _LoadRound | None = None
 
     async def checkpoint(self, key: str) -> Checkpoint | None:
-        """The checkpoint as it is after this call began. Store trouble is waited out."""
-        turn = self._next = self._next or _LoadRound()
+        """Return the checkpoint as it is after this call began; retry until the store answers."""
+        load_round = self._next = self._next or _LoadRound()
         async with self._lock:
-            if not turn.done:
-                await self._clock.sleep(0)  # those who were opened together come along
-                if self._next is turn:
-                    self._next = None  # whoever asks from now on needs a newer answer
-                turn.found = await self._loaded()
-                turn.done = True
-        return turn.found.get(key)
+            if not load_round.done:
+                await self._clock.sleep(0)  # partitions that open together share the call
+                if self._next is load_round:
+                    self._next = None  # later callers need a newer answer
+                load_round.found = await self._load_with_retries()
+                load_round.done = True
+        return load_round.found.get(key)
 
-    async def _loaded(self) -> Mapping[str, Checkpoint]:
+    async def _load_with_retries(self) -> Mapping[str, Checkpoint]:
         failures = 0
         while True:
             try:
                 return await self._load()
             except StoreError:
                 failures += 1
-                await self._clock.sleep(_PAUSES.pause_s(failures, self._rng))
+                await self._clock.sleep(_RETRY_BACKOFF.pause_s(failures, self._rng))
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenListener:
-    """Wants to hear only which position was written in the end: one such is told for all."""
+    """A listener for the stored position; one is notified for all that waited."""
 
-    tell: Callable[[Position], None]
+    notify: Callable[[Position], None]
 
 
 Waiter = Callable[[LeaseholdError | None], None]
-Told = Waiter | WrittenListener
+WriteCallback = Waiter | WrittenListener
 
 log = logging.getLogger("leasehold.processor")
 
-_LONGEST_S = 3600.0
+_MAX_WAIT_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PendingWrite:
-    mark: CheckpointWrite
+    write: CheckpointWrite
     due_s: float
-    told: list[Waiter] = field(default_factory=list)
-    written: WrittenListener | None = None
+    waiters: list[Waiter] = field(default_factory=list)
+    listener: WrittenListener | None = None
 
-    def with_(self, other: _PendingWrite) -> _PendingWrite:
-        """Both in one, in place of both: the later position, the earlier time, all who wait.
+    def merged_with(self, other: _PendingWrite) -> _PendingWrite:
+        """Merge both: the later position, the earlier time, all waiters.
 
-        Of those who only want to know how far the store is, one is enough.
+        One listener for the stored position is enough.
         """
-        self.told.extend(other.told)  # not a new list: many may wait, and each would copy all
+        self.waiters.extend(other.waiters)  # no new list: each merge would copy all waiters
         return _PendingWrite(
-            mark=max(self.mark, other.mark, key=lambda mark: mark.position),
+            write=max(self.write, other.write, key=lambda write: write.position),
             due_s=min(self.due_s, other.due_s),
-            told=self.told,
-            written=other.written or self.written,
+            waiters=self.waiters,
+            listener=other.listener or self.listener,
         )
 
 
 class CheckpointWriter:
-    """Written by ``run`` in the member's loop. ``put`` is safe from any thread."""
+    """Writes checkpoints; ``run`` works in the member's loop, ``put`` is safe from any thread.
+
+    ``wake`` has a function called in the member's loop, soon.
+    """
 
     def __init__(
         self,
@@ -136,18 +137,17 @@ class CheckpointWriter:
         *,
         clock: Clock,
         rng: random.Random,
-        board: EventBus,
+        event_bus: EventBus,
         wake: Callable[[Callable[[], None]], None],
     ) -> None:
-        """``wake`` runs a function in the member's loop, soon."""
         self._member = member
         self._clock = clock
         self._rng = rng
-        self._board = board
+        self._event_bus = event_bus
         self._wake = wake
         self._lock = Lock()
-        self._waiting: dict[str, _PendingWrite] = {}
-        self._next_s = math.inf
+        self._pending: dict[str, _PendingWrite] = {}
+        self._next_due_s = math.inf
         self._changed = anyio.Event()
         self._closed = False
 
@@ -157,84 +157,86 @@ class CheckpointWriter:
         position: Position,
         *,
         within_s: float = 0.0,
-        told: Told | None = None,
+        on_done: WriteCallback | None = None,
     ) -> None:
-        """Have the position written within that time; ``told`` hears how it went, in any thread.
+        """Have the position written within that time; ``on_done`` is called with the outcome.
 
-        A position behind one that waits counts as written with that one.
-
-        Raises:
-            UsageError: no store could keep the position.
+        ``on_done`` may be called in any thread. A position behind one that waits counts as written
+        with that one.
         """
         self._enqueue(
             _PendingWrite(
-                mark=CheckpointWrite(ownership=ownership, position=position),
+                write=CheckpointWrite(ownership=ownership, position=position),
                 due_s=self._clock.boottime_s() + within_s,
-                told=[] if told is None or isinstance(told, WrittenListener) else [told],
-                written=told if isinstance(told, WrittenListener) else None,
+                waiters=[]
+                if on_done is None or isinstance(on_done, WrittenListener)
+                else [on_done],
+                listener=on_done if isinstance(on_done, WrittenListener) else None,
             )
         )
 
     def drop(self, ownership: Ownership) -> None:
-        """Forget what waits for an ownership that has ended; who waits is told."""
+        """Forget what waits for an ownership that has ended, and notify its waiters."""
         with self._lock:
-            waiting = self._waiting.get(ownership.key)
-            if waiting is None or waiting.mark.ownership != ownership:
+            waiting = self._pending.get(ownership.key)
+            if waiting is None or waiting.write.ownership != ownership:
                 return
-            del self._waiting[ownership.key]
-        if waiting.told or waiting.written:
+            del self._pending[ownership.key]
+        if waiting.waiters or waiting.listener:
             self._refuse(waiting, "not held")
 
     def close(self) -> None:
-        """Refuse all that waits, and all that still comes."""
+        """Refuse all pending writes, and all that still come."""
         with self._lock:
             self._closed = True
-        self._refuse_all(self._take(), "shutdown")
+        self._refuse_all(self._take_pending(), "shutdown")
 
     async def run(self) -> None:
         """Write what is due, until cancelled."""
         failures = 0
         while True:
-            await self._until_due(_PAUSES.pause_s(failures, self._rng) if failures else 0.0)
-            batch = self._take()
+            await self._wait_until_due(
+                _RETRY_BACKOFF.pause_s(failures, self._rng) if failures else 0.0
+            )
+            batch = self._take_pending()
             if batch:
                 failures = 0 if await self._write(batch) else failures + 1
 
     # ----------------------------------------------------------------- parts
 
-    async def _until_due(self, min_s: float) -> None:
+    async def _wait_until_due(self, min_s: float) -> None:
         if min_s:
             await self._clock.sleep(min_s)
         while True:
             changed = self._changed
             with self._lock:
-                left_s = self._next_s - self._clock.boottime_s()
+                left_s = self._next_due_s - self._clock.boottime_s()
             if left_s <= 0:
                 return
             with suppress(TimeoutError):
-                await self._clock.bounded(changed.wait(), seconds=min(left_s, _LONGEST_S))
+                await self._clock.bounded(changed.wait(), seconds=min(left_s, _MAX_WAIT_S))
 
-    def _ring(self) -> None:
+    def _wake_writer(self) -> None:
         self._changed.set()
         self._changed = anyio.Event()
 
-    def _take(self) -> list[_PendingWrite]:
+    def _take_pending(self) -> list[_PendingWrite]:
         with self._lock:
-            batch = list(self._waiting.values())
-            self._waiting = {}
-            self._next_s = math.inf
+            batch = list(self._pending.values())
+            self._pending = {}
+            self._next_due_s = math.inf
         return batch
 
     async def _write(self, batch: list[_PendingWrite]) -> bool:
-        """Send them in one call; False if there was no answer, and they wait again."""
+        """Send the batch in one call; return False if there was no answer and it waits again."""
         held = self._still_held(batch)
         if not held:
             return True
-        self._board.add(checkpoint_calls=1)
+        self._event_bus.add(checkpoint_calls=1)
         try:
-            refused = await self._member.mark([each.mark for each in held])
-        except StoreError as trouble:
-            log.warning("checkpoint of %d partitions not written yet: %s", len(held), trouble)
+            refused = await self._member.mark([each.write for each in held])
+        except StoreError as error:
+            log.warning("checkpoint of %d partitions not written yet: %s", len(held), error)
             for each in held:
                 self._enqueue(each)
             return False
@@ -247,15 +249,15 @@ class CheckpointWriter:
             self._refuse(held[0], str(error), error)
             return True
         except BaseException:
-            # A thread may be waiting for the answer: it must not wait for ever.
+            # A thread may be waiting for the answer: it must not wait forever.
             self._refuse_all(held, "shutdown")
             raise
         for each in held:
-            self._settle(each, refused.get(each.mark.ownership.key))
+            self._settle(each, refused.get(each.write.ownership.key))
         return True
 
     async def _write_singly(self, held: list[_PendingWrite]) -> bool:
-        """Find out which of them can not be written: the others must not suffer from it."""
+        """Find the writes that cannot succeed, so that the others do not fail with them."""
         left, answered = held.copy(), True
         try:
             while left:
@@ -265,72 +267,72 @@ class CheckpointWriter:
         return answered
 
     def _still_held(self, batch: list[_PendingWrite]) -> list[_PendingWrite]:
-        """Those whose ownership lasts; the others are refused."""
+        """Return the writes whose ownership lasts; refuse the others."""
         held: list[_PendingWrite] = []
         for each in batch:
-            if self._member.holds(each.mark.ownership.key) == each.mark.ownership:
+            if self._member.holds(each.write.ownership.key) == each.write.ownership:
                 held.append(each)
             else:
                 self._refuse(each, "not held")
         return held
 
     def _enqueue(self, new: _PendingWrite) -> None:
-        """Let it wait, together with what waits for the same ownership."""
-        key, epoch = new.mark.ownership.key, new.mark.ownership.epoch
+        """Add a pending write, merged with what waits for the same ownership."""
+        key, epoch = new.write.ownership.key, new.write.ownership.epoch
         stale: _PendingWrite | None = None
         sooner = False
         with self._lock:
-            known = self._waiting.get(key)
-            if self._closed or (known is not None and known.mark.ownership.epoch > epoch):
+            known = self._pending.get(key)
+            if self._closed or (known is not None and known.write.ownership.epoch > epoch):
                 stale = new
-            elif known is not None and known.mark.ownership.epoch < epoch:
-                stale, self._waiting[key] = known, new
+            elif known is not None and known.write.ownership.epoch < epoch:
+                stale, self._pending[key] = known, new
             elif known is not None:
-                self._waiting[key] = known.with_(new)
+                self._pending[key] = known.merged_with(new)
             else:
-                self._waiting[key] = new
+                self._pending[key] = new
             if stale is not new:
-                due_s = self._waiting[key].due_s
-                sooner = due_s < self._next_s
-                self._next_s = min(self._next_s, due_s)
+                due_s = self._pending[key].due_s
+                sooner = due_s < self._next_due_s
+                self._next_due_s = min(self._next_due_s, due_s)
         if stale is not None:
             self._refuse(stale, "not held")
         if sooner:
-            self._wake(self._ring)
+            self._wake(self._wake_writer)
 
     def _settle(self, each: _PendingWrite, refusal: Refusal | None) -> None:
         if refusal is Refusal.FENCED:
             self._refuse(each, "fenced")
             return
-        mark = each.mark
+        write = each.write
         if refusal is None:
-            self._board.tell(
+            self._event_bus.tell(
                 CheckpointWritten(
-                    holder=mark.ownership.holder,
-                    partition=last_part(mark.ownership.key),
-                    epoch=mark.ownership.epoch,
-                    sequence_number=mark.position.sequence_number,
+                    holder=write.ownership.holder,
+                    partition=last_part(write.ownership.key),
+                    epoch=write.ownership.epoch,
+                    sequence_number=write.position.sequence_number,
                 )
             )
         behind = None
         if refusal is Refusal.BEHIND:
             behind = CheckpointBehind(
-                f"the checkpoint {mark.position.sequence_number} of {mark.ownership.key} lies "
+                f"the checkpoint {write.position.sequence_number} of {write.ownership.key} lies "
                 "before the one that is stored: it stays where it is"
             )
-        elif each.written is not None:
-            each.written.tell(mark.position)
-        for told in each.told:
-            told(behind)
+        elif each.listener is not None:
+            each.listener.notify(write.position)
+        for notify in each.waiters:
+            notify(behind)
 
     def _refuse_all(self, batch: list[_PendingWrite], why: str) -> None:
         for each in batch:
             self._refuse(each, why)
 
     def _refuse(self, each: _PendingWrite, why: str, error: LeaseholdError | None = None) -> None:
-        """Tell all who wait; without an error the ownership has ended."""
-        ownership, position = each.mark.ownership, each.mark.position
-        self._board.tell(
+        """Notify all waiters; without an error, the ownership has ended."""
+        ownership, position = each.write.ownership, each.write.position
+        self._event_bus.tell(
             CheckpointRefused(
                 holder=ownership.holder,
                 partition=last_part(ownership.key),
@@ -353,5 +355,5 @@ class CheckpointWriter:
             epoch=ownership.epoch,
             reason=why,
         )
-        for told in each.told:
-            told(error or lost)
+        for notify in each.waiters:
+            notify(error or lost)

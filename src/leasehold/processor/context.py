@@ -1,7 +1,7 @@
-"""What a handler is given beside its events: who it works as, and how to write down what is done.
+"""What a handler is given beside its events: the ownership it works under, and checkpoints.
 
-Async handlers get a ``PartitionContext``. Handlers in threads get a ``BlockingContext``: the same,
-with calls that block.
+Async handlers get a ``PartitionContext``. Handlers in threads get a ``BlockingContext``, whose
+calls block.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ At = Event | EventBatch | Position | int | None
 
 
 class Transacting(Protocol):
-    """A store whose database takes the handler's own statements and the checkpoint together."""
+    """A store whose database commits the handler's own statements with the checkpoint."""
 
     def begin(
         self, ownership: Ownership, position: Callable[[], Position]
     ) -> AbstractAsyncContextManager[Any]:
-        """A transaction that ends with the checkpoint."""
+        """Begin a transaction that ends with the checkpoint."""
         ...
 
     def begin_blocking(
         self, ownership: Ownership, position: Callable[[], Position]
     ) -> AbstractContextManager[Any]:
-        """The same for a thread."""
+        """Begin a transaction that ends with the checkpoint, in a thread."""
         ...
 
 
 class PumpCalls(Protocol):
     """What a context needs of its pump."""
 
-    tenure: Handle
+    handle: Handle
 
     @property
     def transactions(self) -> Transacting | None:
-        """Transactions to share, if the store has them."""
+        """The store's shared transactions, if it has them."""
         ...
 
     @property
@@ -57,37 +57,37 @@ class PumpCalls(Protocol):
         ...
 
     def write(self, position: Position) -> Future[None]:
-        """Have the position stored; done when it is. From any thread."""
+        """Have the position stored; the future is done when it is. From any thread."""
         ...
 
     @property
-    def in_hand(self) -> Position:
-        """The last event that the caller was given: of its own call, else of those that ended."""
+    def caller_position(self) -> Position:
+        """The last event that the caller was given: of its own call, else of ended calls."""
         ...
 
-    def unsure(self) -> None:
-        """It is not known whether a position was stored: ask the store before going on."""
+    def commit_unknown(self) -> None:
+        """Ask the store before the next delivery: a commit may have happened."""
         ...
 
-    def sure(self, position: Position) -> None:
-        """The position was stored after all, by other means."""
+    def commit_known(self, position: Position) -> None:
+        """Note that a transaction stored the position."""
         ...
 
     def refused(self, position: Position) -> None:
-        """The position came after the loss: it was not even sent, and is counted."""
+        """Report and count a position that came after the loss and was not sent."""
         ...
 
 
 class _Context:
-    """What both kinds have."""
+    """The parts that both contexts share."""
 
     def __init__(self, desk: PumpCalls, *, stream: str, group: str) -> None:
-        """Made by the pump, one for each ownership."""
-        self._desk = desk
+        """Called by the pump, once for each ownership."""
+        self._pump_calls = desk
         self.stream = stream
         self.group = group
-        ownership = desk.tenure.ownership
-        self.partition = desk.tenure.partition
+        ownership = desk.handle.ownership
+        self.partition = desk.handle.partition
         self.holder = ownership.holder
         self.epoch = ownership.epoch
 
@@ -97,34 +97,35 @@ class _Context:
     @property
     def position(self) -> Position:
         """The last event that this handler was given; -1: none."""
-        return self._desk.in_hand
+        return self._pump_calls.caller_position
 
     @property
     def lost(self) -> bool:
-        """Whether the partition is somebody else's by now: whatever is done now is for nothing."""
-        return not self._desk.tenure.valid
+        """Whether the partition is no longer owned here: further work on it is wasted."""
+        return not self._pump_calls.handle.valid
 
     @property
     def remaining_s(self) -> float:
-        """How long the ownership is certain to last. It is usually prolonged before that."""
-        return self._desk.tenure.remaining_s()
+        """How long the ownership is certain to last, in seconds. It is usually extended before."""
+        return self._pump_calls.handle.remaining_s()
 
     def check(self) -> None:
-        """Return if the partition is still owned here: to be asked before an effect elsewhere.
+        """Return if the partition is still owned here: call it before an effect elsewhere.
 
         Raises:
             LeaseLost: it is not.
         """
-        self._desk.tenure.check()
+        self._pump_calls.handle.check()
 
-    def _claimed(self, at: At) -> Position:
-        """Where a checkpoint goes; after a loss any place, because it is refused and counted."""
-        in_hand = self._desk.in_hand  # looked at first: a pump that ended forgets it
-        return _place(at, in_hand) if self.lost else self._position(at)
+    def _checkpoint_position(self, at: At) -> Position:
+        """Return the position to store; after a loss it is refused, so it is not checked."""
+        # Read before `lost`: a pump that ended forgets it.
+        caller_position = self._pump_calls.caller_position
+        return _position_at(at, caller_position) if self.lost else self._position(at)
 
     def _position(self, at: At) -> Position:
-        delivered = self._desk.delivered
-        position = _place(at, self._desk.in_hand)
+        delivered = self._pump_calls.delivered
+        position = _position_at(at, self._pump_calls.caller_position)
         if position.sequence_number < 0:
             raise UsageError("there is nothing to checkpoint: no event was received yet")
         if position > delivered:
@@ -135,22 +136,22 @@ class _Context:
             )
         return position
 
-    def _begun(self, at: At) -> Position:
-        """Where the checkpoint of a transaction goes: said at its begin, once."""
+    def _transaction_position(self, at: At) -> Position:
+        """Return the position that a transaction stores, fixed at its beginning."""
         self.check()
         position = self._position(at)
-        self._desk.unsure()
+        self._pump_calls.commit_unknown()
         return position
 
-    def _still(self, position: Position) -> Position:
-        """The same at its end, if it may still be written: a handler may go on after its loss."""
+    def _check_still_owned(self, position: Position) -> Position:
+        """Return the position if it may still be written at the end of a transaction."""
         if self.lost:
-            self._desk.refused(position)
+            self._pump_calls.refused(position)
         self.check()
         return position
 
     def _transactions(self) -> Transacting:
-        transactions = self._desk.transactions
+        transactions = self._pump_calls.transactions
         if transactions is None:
             raise UsageError(
                 "this store has no transactions to share: context.transaction() needs a "
@@ -160,60 +161,60 @@ class _Context:
 
 
 class PartitionContext(_Context):
-    """For async handlers."""
+    """The context of async handlers."""
 
     async def checkpoint(self, at: At = None) -> None:
-        """Write down that all is done up to ``at``, by default all that this handler was given.
+        """Store that all events up to ``at`` are done, by default all that this handler was given.
 
-        Beside a handler, in a task of your own, the default is what handlers are done with.
+        Outside a handler, in your own task, the default is what handlers are done with.
 
         Raises:
-            LeaseLost: the partition is somebody else's; nothing was written.
-            CheckpointBehind: the stored one is further.
-            UsageError: ``at`` lies beyond what was delivered.
+            LeaseLost: the partition is owned by another host; nothing was written.
+            CheckpointBehind: the stored one is further ahead.
+            UsageError: ``at`` is beyond what was delivered.
         """
-        await asyncio.wrap_future(self._desk.write(self._claimed(at)))
+        await asyncio.wrap_future(self._pump_calls.write(self._checkpoint_position(at)))
 
     @asynccontextmanager
     async def transaction(self, at: At = None) -> AsyncIterator[Any]:
-        """A connection whose transaction is committed together with the checkpoint, or not at all.
+        """Open a connection whose transaction commits together with the checkpoint, or not at all.
 
         ``at``: as in ``checkpoint``. The connection is a ``psycopg.AsyncConnection``.
 
         Raises:
-            FencedWrite: the partition is somebody else's; nothing was committed.
+            FencedWrite: the partition is owned by another host; nothing was committed.
             CheckpointBehind: the events were committed before; nothing was committed again.
             StoreUnavailable: nothing was committed; or the answer to the commit was lost. The
                 events come again only if it was not committed.
             UsageError: the store is not PostgreSQL.
         """
-        desk, position = self._desk, self._begun(at)
+        pump_calls, position = self._pump_calls, self._transaction_position(at)
         async with self._transactions().begin(
-            desk.tenure.ownership, lambda: self._still(position)
+            pump_calls.handle.ownership, lambda: self._check_still_owned(position)
         ) as connection:
             yield connection
-        desk.sure(position)
+        pump_calls.commit_known(position)
 
 
 class BlockingContext(_Context):
-    """For handlers that run in a thread."""
+    """The context of handlers that run in a thread."""
 
     def checkpoint(self, at: At = None) -> None:
-        """As ``PartitionContext.checkpoint``: returns when the position is stored."""
-        self._desk.write(self._claimed(at)).result()
+        """Checkpoint as ``PartitionContext.checkpoint`` does; return when it is stored."""
+        self._pump_calls.write(self._checkpoint_position(at)).result()
 
     @blocking_manager
     def transaction(self, at: At = None) -> Iterator[Any]:
-        """As ``PartitionContext.transaction``, with a ``psycopg.Connection``."""
-        desk, position = self._desk, self._begun(at)
+        """Open a transaction as ``PartitionContext`` does, with a ``psycopg.Connection``."""
+        pump_calls, position = self._pump_calls, self._transaction_position(at)
         with self._transactions().begin_blocking(
-            desk.tenure.ownership, lambda: self._still(position)
+            pump_calls.handle.ownership, lambda: self._check_still_owned(position)
         ) as connection:
             yield connection
-        desk.sure(position)
+        pump_calls.commit_known(position)
 
 
-def _place(at: At, delivered: Position) -> Position:
+def _position_at(at: At, delivered: Position) -> Position:
     match at:
         case None:
             return delivered
@@ -228,16 +229,16 @@ def _place(at: At, delivered: Position) -> Position:
 
 
 def last_position(batch: EventBatch) -> Position:
-    """The place of the last event of a batch."""
+    """Return the position of the last event of a batch."""
     offset = batch.arrow.column(1)[len(batch) - 1].as_py()
-    return Position(sequence_number=batch.last_sequence, offset=_told(offset))
+    return Position(sequence_number=batch.last_sequence, offset=_offset_text(offset))
 
 
 def position_of(event: Event) -> Position:
-    """The place of an event."""
-    return Position(sequence_number=event.sequence_number, offset=_told(event.offset))
+    """Return the position of an event."""
+    return Position(sequence_number=event.sequence_number, offset=_offset_text(event.offset))
 
 
-def _told(offset: int) -> str:
-    # A source whose offsets are no numbers gives -1, which Azure's clients read as the beginning.
+def _offset_text(offset: int) -> str:
+    # Offsets that are not numbers are -1, which Azure's clients read as the beginning.
     return str(offset) if offset >= 0 else ""

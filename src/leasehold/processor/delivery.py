@@ -1,8 +1,8 @@
-"""One batch to its handler, and what becomes of it when the handler fails (B6).
+"""Delivers one batch to its handler, and decides what follows when the handler fails (B6).
 
-A batch is tried again with growing pauses. When ``on_batch`` has failed for the last time, the
-batch is cut in halves until the event is found that can not be taken: it alone is skipped or put
-into the dead letters. So a handler may see an event more than once after it has failed.
+A batch is retried with growing pauses. When ``on_batch`` has failed for the last time, the batch is
+halved until the event that fails is found. Only that event is skipped or sent to the dead letters.
+So a handler may see an event more than once after it has failed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from leasehold.core.poison_policy import PoisonAction
 from leasehold.errors import LeaseLost, StoreError, UsageError
 from leasehold.events.dead_letters import DeadLetter
 from leasehold.processor.events import HandlerFailed, Poisoned
-from leasehold.processor.handlers import HandlerCall, is_cancelled, no_handlers_error
+from leasehold.processor.handlers import HandlerCall, is_cancelled, wrap_base_exception
 from leasehold.runtime.tracebacks import reason_of, traceback_of
 
 if TYPE_CHECKING:
@@ -39,168 +39,164 @@ log = logging.getLogger("leasehold.processor")
 
 
 class PartitionStopped(Exception):
-    """The poison policy says: stop the partition."""
+    """The poison policy stops the partition."""
 
 
 @dataclass(slots=True)
-class _Attempt:
-    """Where in the batch we are, how much is tried at once, and how often it failed."""
+class _BatchCursor:
+    """The position in the batch, the size of the next call, and the failures so far."""
 
     start: int
     size: int
     failures: int = 0
     narrowed: bool = False
-    noted: int = 0
+    advanced: int = 0
 
 
 class Delivery:
-    """For one pump. One batch at a time."""
+    """Delivers the batches of one pump, one at a time."""
 
     def __init__(
         self,
         handlers: Handlers,
-        tenure: Handle,
+        handle: Handle,
         contexts: tuple[PartitionContext, BlockingContext],
         *,
         options: ProcessorOptions,
-        board: EventBus,
+        event_bus: EventBus,
         clock: Clock,
         rng: random.Random,
         on_error: Callable[[BaseException], Awaitable[None]],
         on_failure: Callable[[BaseException], Awaitable[None]],
         settle: Callable[[], Awaitable[int]],
-        late: Callable[[], None],
+        on_late: Callable[[], None],
         advance: Callable[[EventBatch], None],
     ) -> None:
-        """``settle`` tells the number of the next event to handle, by the store if need be.
+        """Take the callbacks of the pump.
 
-        ``on_failure`` is told what a handler raised, ``on_error`` of any other trouble.
-        ``late`` is called when a handler in a thread is over its limit, and goes on. ``advance``
-        is given the events that are done with, in order, each once.
+        ``settle`` returns the number of the next event to handle, after asking the store if
+        necessary. ``on_failure`` is called with what a handler raised, ``on_error`` with any other
+        error. ``on_late`` is called when a handler in a thread exceeds its timeout and continues.
+        ``advance`` gets the events that are done, in order, each once.
         """
         self._handlers = handlers
-        self._tenure = tenure
+        self._handle = handle
         self._contexts = contexts
         self._options = options
-        self._board = board
+        self._event_bus = event_bus
         self._clock = clock
         self._rng = rng
         self._on_error = on_error
         self._on_failure = on_failure
         self._settle = settle
-        self._late = late
+        self._on_late = on_late
         self._advance = advance
         self.stopped = anyio.Event()
         self.call: HandlerCall | None = None
         self.last_call: HandlerCall | None = None
-        self.in_hand: EventBatch | None = None
+        self.current_batch: EventBatch | None = None
         self.pausing = False
 
     @property
-    def reached(self) -> int:
+    def last_delivered(self) -> int:
         """The number of the last event that the handler was given; -1 if there was none."""
-        if self.in_hand is None or self.last_call is None:
+        if self.current_batch is None or self.last_call is None:
             return -1
         event = self.last_call.event
-        return self.in_hand.last_sequence if event is None else event.sequence_number
+        return self.current_batch.last_sequence if event is None else event.sequence_number
 
-    def is_mine(self, call: HandlerCall | None) -> bool:
-        """Whether this call is the one under way here."""
+    def is_current(self, call: HandlerCall | None) -> bool:
+        """Return whether this is the call in progress here."""
         return call is not None and call is self.call
 
     def stop(self) -> None:
-        """Begin nothing new: ``deliver`` returns as soon as what is under way is done."""
+        """Start no further call: ``deliver`` returns when the call in progress has ended."""
         self.stopped.set()
         if self.call is not None:
             self.call.stopping = True
 
     async def deliver(self, batch: EventBatch) -> None:
-        """Hand over the batch, until all of its events are done with or ``stop`` was called.
-
-        Raises:
-            LeaseLost: the partition is somebody else's.
-            Stopped: an event can not be taken, and the policy says to stop there.
-        """
-        turn = _Attempt(start=0, size=len(batch))
+        """Deliver the batch until all of its events are done or ``stop`` was called."""
+        cursor = _BatchCursor(start=0, size=len(batch))
         try:
-            while turn.start < len(batch) and not self.stopped.is_set():
-                part = batch.slice(turn.start, turn.size)
-                self._tenure.check()
-                error = await self._attempt(turn, part)
-                self._note(turn, batch)
+            while cursor.start < len(batch) and not self.stopped.is_set():
+                part = batch.slice(cursor.start, cursor.size)
+                self._handle.check()
+                error = await self._attempt(cursor, part)
+                self._advance_to(cursor, batch)
                 if error is not None:
-                    await self._failed(turn, batch, error)
+                    await self._failed(cursor, batch, error)
         finally:
-            self._note(turn, batch)
+            self._advance_to(cursor, batch)
 
-    def _note(self, turn: _Attempt, batch: EventBatch) -> None:
-        if turn.start > turn.noted:
-            self._advance(batch.slice(turn.noted, turn.start - turn.noted))
-            turn.noted = turn.start
+    def _advance_to(self, cursor: _BatchCursor, batch: EventBatch) -> None:
+        if cursor.start > cursor.advanced:
+            self._advance(batch.slice(cursor.advanced, cursor.start - cursor.advanced))
+            cursor.advanced = cursor.start
 
-    async def _attempt(self, turn: _Attempt, part: EventBatch) -> Exception | None:
-        """One call of the handler; the error that it raised, if it is the handler's own."""
+    async def _attempt(self, cursor: _BatchCursor, part: EventBatch) -> Exception | None:
+        """Call the handler once; return the error that it raised, if it is the handler's own."""
         call = self.call = self.last_call = HandlerCall(began_s=self._clock.boottime_s())
-        self.in_hand = part
+        self.current_batch = part
         error: Exception | None = None
         try:
-            await self._handlers.handle(call, self._contexts, part, self._clock, self._late)
+            await self._handlers.handle(call, self._contexts, part, self._clock, self._on_late)
         except LeaseLost as lost:
-            self._tenure.check()  # the handler was told that this partition is lost: it ends here
-            if (lost.key, lost.epoch) == (self._tenure.ownership.key, self._tenure.ownership.epoch):
+            self._handle.check()  # the handler learned that this partition is lost: it ends here
+            if (lost.key, lost.epoch) == (self._handle.ownership.key, self._handle.ownership.epoch):
                 raise  # the store knows it before the member does
-            error = lost  # another one, of its own
+            error = lost  # of another key: the handler's own error
         except Exception as raised:  # noqa: BLE001
             error = raised
         except asyncio.CancelledError as cancelled:
             if is_cancelled():
                 raise
-            error = no_handlers_error(cancelled)
+            error = wrap_base_exception(cancelled)
         except (KeyboardInterrupt, GeneratorExit):
-            raise  # not the handler's: the program is to end
+            raise  # not the handler's: the program has to end
         except BaseException as raised:  # noqa: BLE001
-            error = no_handlers_error(raised)
+            error = wrap_base_exception(raised)
         finally:
             self.call = None
             self._count(part.slice(0, call.done))
-            turn.start += call.done
+            cursor.start += call.done
         if call.done:
-            turn.failures = 0
-        if error is None and turn.narrowed:
-            turn.size *= 2
+            cursor.failures = 0
+        if error is None and cursor.narrowed:
+            cursor.size *= 2
         return error
 
-    async def _failed(self, turn: _Attempt, batch: EventBatch, error: Exception) -> None:
-        """Wait and try again, look closer, or give the event up."""
-        sequence = batch.slice(turn.start, 1).first_sequence
-        turn.failures += 1
+    async def _failed(self, cursor: _BatchCursor, batch: EventBatch, error: Exception) -> None:
+        """Wait and retry, halve the batch, or give the event up."""
+        sequence = batch.slice(cursor.start, 1).first_sequence
+        cursor.failures += 1
         policy = self._options.poison
-        tenure = self._tenure
-        self._board.tell(
+        handle = self._handle
+        self._event_bus.tell(
             HandlerFailed(
-                holder=tenure.ownership.holder,
-                partition=tenure.partition,
-                epoch=tenure.ownership.epoch,
+                holder=handle.ownership.holder,
+                partition=handle.partition,
+                epoch=handle.ownership.epoch,
                 sequence_number=sequence,
-                attempt=turn.failures,
+                attempt=cursor.failures,
                 error=error,
             )
         )
         await self._on_failure(error)
-        turn.start = max(turn.start, _events_before(batch, await self._settle()))
-        if turn.start >= len(batch):
+        cursor.start = max(cursor.start, _events_before(batch, await self._settle()))
+        if cursor.start >= len(batch):
             return
         if isinstance(error, StoreError):
-            turn.failures -= 1  # the store is away: that says nothing about the event
-            await self._pause(policy.pauses.pause_s(turn.failures + 1, self._rng))
+            cursor.failures -= 1  # the store is unavailable: not the event's fault
+            await self._pause(policy.pauses.pause_s(cursor.failures + 1, self._rng))
             return
-        looking = turn.narrowed and turn.size > 1  # halves are tried once, to find the event
-        if not looking and not policy.exhausted(turn.failures):
-            await self._pause(policy.pauses.pause_s(turn.failures, self._rng))
-        elif turn.size > 1 and self._handlers.on_batch is not None:
-            turn.size, turn.narrowed, turn.failures = turn.size // 2, True, 0
+        bisecting = cursor.narrowed and cursor.size > 1  # halves are tried once, to find the event
+        if not bisecting and not policy.exhausted(cursor.failures):
+            await self._pause(policy.pauses.pause_s(cursor.failures, self._rng))
+        elif cursor.size > 1 and self._handlers.on_batch is not None:
+            cursor.size, cursor.narrowed, cursor.failures = cursor.size // 2, True, 0
         else:
-            await self._give_up(turn, batch, error)
+            await self._give_up(cursor, batch, error)
 
     async def _pause(self, seconds: float) -> None:
         self.pausing = True
@@ -210,67 +206,64 @@ class Delivery:
         finally:
             self.pausing = False
 
-    async def _give_up(self, turn: _Attempt, batch: EventBatch, error: Exception) -> None:
-        event = batch.slice(turn.start, 1)
-        then, tenure = self._options.poison.then, self._tenure
+    async def _give_up(self, cursor: _BatchCursor, batch: EventBatch, error: Exception) -> None:
+        event = batch.slice(cursor.start, 1)
+        then, handle = self._options.poison.then, self._handle
         poisoned = Poisoned(
-            holder=tenure.ownership.holder,
-            partition=tenure.partition,
-            epoch=tenure.ownership.epoch,
+            holder=handle.ownership.holder,
+            partition=handle.partition,
+            epoch=handle.ownership.epoch,
             sequence_number=event.first_sequence,
             action=then.value,
             error=error,
         )
         if then is PoisonAction.STOP:
-            self._board.tell(poisoned)
+            self._event_bus.tell(poisoned)
             raise PartitionStopped from error
         if then is PoisonAction.DEAD_LETTER:
             try:
-                buried = await self._buried(event, turn, error)
+                sent = await self._send_dead_letter(event, cursor, error)
             except PartitionStopped:
-                self._board.tell(replace(poisoned, action=PoisonAction.STOP.value))
+                self._event_bus.tell(replace(poisoned, action=PoisonAction.STOP.value))
                 raise
-            if not buried:
+            if not sent:
                 return
-            self._board.add(events_dead_lettered=1)
+            self._event_bus.add(events_dead_lettered=1)
         else:
-            self._board.add(events_skipped=1)
-        self._board.tell(poisoned)
-        turn.start += 1
-        turn.failures = 0
+            self._event_bus.add(events_skipped=1)
+        self._event_bus.tell(poisoned)
+        cursor.start += 1
+        cursor.failures = 0
 
-    async def _buried(self, batch: EventBatch, turn: _Attempt, error: Exception) -> bool:
-        """Put the event into the dead letters; False if that was not to be had before the stop.
-
-        Raises:
-            LeaseLost: the partition is somebody else's.
-            Stopped: they say that they can never take it.
-        """
-        dead_letters, tenure = self._options.dead_letters, self._tenure
-        if dead_letters is None:  # Options refuse that
+    async def _send_dead_letter(
+        self, batch: EventBatch, cursor: _BatchCursor, error: Exception
+    ) -> bool:
+        """Send the event to the dead letters; return False if ``stop`` came first."""
+        dead_letters, handle = self._options.dead_letters, self._handle
+        if dead_letters is None:  # ProcessorOptions refuses that
             raise PartitionStopped from error
         letter = DeadLetter(
             event=next(batch.events()),
             stream=self._contexts[0].stream,
             group=self._contexts[0].group,
-            partition=tenure.partition,
-            epoch=tenure.ownership.epoch,
-            attempts=turn.failures,
+            partition=handle.partition,
+            epoch=handle.ownership.epoch,
+            attempts=cursor.failures,
             reason=reason_of(error),
             traceback=traceback_of(error),
             failed_at=self._clock.utc_now(),
         )
         failures = 0
         while not self.stopped.is_set():
-            tenure.check()
+            handle.check()
             try:
                 await dead_letters.send([letter])
-            except UsageError as trouble:
-                await self._on_error(trouble)
-                raise PartitionStopped from trouble
-            except Exception as trouble:  # noqa: BLE001
+            except UsageError as failure:
+                await self._on_error(failure)
+                raise PartitionStopped from failure
+            except Exception as failure:  # noqa: BLE001
                 failures += 1
-                await self._on_error(trouble)
+                await self._on_error(failure)
                 await self._pause(self._options.poison.pauses.pause_s(failures, self._rng))
             else:
                 return True
@@ -279,10 +272,10 @@ class Delivery:
     def _count(self, done: EventBatch) -> None:
         if len(done):
             size = done.arrow.nbytes
-            self._board.add(events_handled=len(done), bytes_handled=size, batches_handled=1)
+            self._event_bus.add(events_handled=len(done), bytes_handled=size, batches_handled=1)
 
 
 def _events_before(batch: EventBatch, sequence: int) -> int:
-    """How many events of the batch come before this number."""
+    """Return how many events of the batch come before this number."""
     numbers = batch.arrow.column(0).to_pylist()
     return bisect_left(numbers, sequence)

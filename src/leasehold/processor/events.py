@@ -1,10 +1,10 @@
-"""Everything worth knowing, as events: told to whoever listens, and counted.
+"""Hook events of a processor: delivered to hooks, and counted.
 
 A hook is a function that takes one of the records below. It is called in the thread in which the
-thing happened and must return quickly; if it raises, that is logged and nothing else. Expected
-changes of owner are told here and never to ``on_error``.
+event happened and must return quickly; if it raises, that is logged and has no other effect. An
+expected change of owner is a hook event and never goes to ``on_error``.
 
-A partition as the host that works on it sees it, and as its watchdog does.
+Also here: the state of a partition as its host and its watchdog see it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from threading import Lock
 
 
 class PartitionState(Enum):
-    """What a pump is at."""
+    """The state of a partition's pump."""
 
     OPENING = "opening"
     WAITING = "waiting"
@@ -45,23 +45,23 @@ class PartitionStatus:
 
 @dataclass(slots=True)
 class StallWatch:
-    """What the watchdog knows of a partition since it last made progress.
+    """What the watchdog knows of a partition since its last progress.
 
-    ``given_up``: another host was looked for. ``kept``: there was none; ``kept_told``: and that was
-    said. ``late``: a handler is over its limit. ``lag_events``: how many events are known to be
-    there that were not received.
+    ``given_up``: the partition was offered to other hosts. ``kept``: none could take it;
+    ``kept_reported``: that was reported. ``late``: a handler is over its timeout. ``lag_events``:
+    how many known events were not received.
     """
 
     reported: bool = False
     given_up: bool = False
     kept: bool = False
-    kept_told: bool = False
+    kept_reported: bool = False
     late: bool = False
     lag_events: int = 0
     behind_since_s: float | None = None
 
     def behind_s(self, now_s: float) -> float:
-        """How long it is known that there are events which are not received."""
+        """Return for how long events are known that were not received, in seconds."""
         if not self.lag_events:
             self.behind_since_s = None
             return 0.0
@@ -76,10 +76,10 @@ log = logging.getLogger("leasehold.processor")
 class CloseReason(Enum):
     """Why the work on a partition ended.
 
-    ``SHUTDOWN``: the processor was stopped. ``HANDED_OVER``: drained, and passed to another host,
-    or given back. ``LOST``: the lease or the partition is somebody else's, or the drain took too
-    long. ``ERROR``: the processor failed. ``STALLED``: no progress, so passed on. ``RESET``: an
-    operator broke it.
+    ``SHUTDOWN``: the processor was stopped. ``HANDED_OVER``: drained, and passed to another host or
+    released. ``LOST``: another host owns the lease or the partition, or the drain took too long.
+    ``ERROR``: the processor failed. ``STALLED``: no progress, so passed on. ``RESET``: an operator
+    broke it.
     """
 
     SHUTDOWN = "shutdown"
@@ -92,7 +92,7 @@ class CloseReason(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HookEvent:
-    """What all of them have. ``partition`` is empty where it is about the host."""
+    """The fields of every hook event. ``partition`` is empty if it is about the host."""
 
     holder: str
     partition: str = ""
@@ -101,19 +101,20 @@ class HookEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionOpened(HookEvent):
-    """Events come from ``position`` on."""
+    """Events are received from ``position`` on."""
 
     position: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PossibleRepeats(HookEvent):
-    """So many events were handled, or may have been, that no checkpoint covers: they come again.
+    """This many events were or may have been handled without a checkpoint: they come again.
 
-    Told by the next owner if the one before was lost: then it is the number of events between its
-    last checkpoint and the end of the partition, since nobody knows how far it had come. Told by
-    the owner itself if it ended by force, or left checkpoints to the handler: then it is exact, but
-    for the call that was cut off. After any other orderly end it is not told: none comes again.
+    Reported by the next owner if the previous one was lost: the number of events between its last
+    checkpoint and the end of the partition, because its progress is unknown. Reported by the owner
+    itself if it was ended forcibly, or left checkpoints to the handler: then it is exact, except
+    for the call that was interrupted. After any other orderly end it is not reported: no event
+    comes again.
     """
 
     events: int
@@ -123,7 +124,7 @@ class PossibleRepeats(HookEvent):
 class PartitionClosed(HookEvent):
     """No more events are handled. ``position`` is the next one that was not.
 
-    Told once for each ``PartitionOpened``.
+    Reported once for each ``PartitionOpened``.
     """
 
     reason: CloseReason
@@ -132,17 +133,17 @@ class PartitionClosed(HookEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overtaken(HookEvent):
-    """Somebody took the partition by force while it was being given up in good order.
+    """Another host forcibly took the partition while it was being given up gracefully.
 
-    Told after its ``PartitionClosed``, which could not know it. In a group with clients of Azure
-    what was handled last may come again, for they look at no fence. Among hosts of ours nothing
-    does: the last position had been stored.
+    Reported after its ``PartitionClosed``, which could not know it. In a group with Azure's clients
+    the last handled events may come again, because those clients check no fence. Among Leasehold
+    hosts none does: the last position had been stored.
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionDraining(HookEvent):
-    """The partition is to be given up in good order."""
+    """The partition is about to be given up gracefully."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,12 +188,12 @@ class Poisoned(HookEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerAbandoned(HookEvent):
-    """A handler in a thread did not end in time. It can not be stopped; nobody waits for it."""
+    """A handler in a thread did not end in time. It cannot be stopped, and is no longer awaited."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PumpRestarted(HookEvent):
-    """Reading failed and is begun again after a pause."""
+    """Reading failed and is restarted after a pause."""
 
     error: BaseException
     pause_s: float
@@ -200,7 +201,7 @@ class PumpRestarted(HookEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PositionMoved(HookEvent):
-    """The next event was removed by retention: reading goes on further ahead."""
+    """The next event was removed by retention: reading resumes further ahead."""
 
     wanted: int
     found: int
@@ -210,8 +211,8 @@ class PositionMoved(HookEvent):
 class Stalled(HookEvent):
     """No progress while there is work. ``given_up``: the partition was passed to another host.
 
-    A partition that nobody else can take is kept: told once without ``given_up``, and once more
-    with it if somebody takes it later.
+    A partition that no other host can take is kept: reported once without ``given_up``, and once
+    more with it if a host takes it later.
     """
 
     still_s: float
@@ -220,7 +221,7 @@ class Stalled(HookEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CycleDone(HookEvent):
-    """One cycle of the member: what it holds, which calls it made, and what went wrong."""
+    """One cycle of the member: how many keys it holds, which calls it made, and its error."""
 
     elapsed_s: float
     held: int
@@ -233,7 +234,7 @@ Hook = Callable[[HookEvent], None]  # called in the thread in which it happened
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessorCounts:
-    """Sums since the start. ``by_event`` counts the records above by the name of their class."""
+    """Sums since the start. ``by_event`` counts hook events by the name of their class."""
 
     events_handled: int = 0
     batches_handled: int = 0
@@ -249,10 +250,9 @@ class ProcessorCounts:
 
 
 class EventBus:
-    """Tells the hooks and keeps the sums. Safe to use from any thread."""
+    """Calls the hooks and keeps the sums. Safe to use from any thread."""
 
     def __init__(self, hooks: Sequence[Hook] = ()) -> None:
-        """Nothing happened yet."""
         self._hooks = tuple(hooks)
         self._lock = Lock()
         self._sums: Counter[str] = Counter()
@@ -261,15 +261,15 @@ class EventBus:
         self._calls: Counter[str] = Counter()
 
     def tell(self, event: HookEvent) -> None:
-        """Count it and tell everybody."""
+        """Count the event and call all hooks."""
         with self._lock:
             self._events[type(event).__name__] += 1
-            self._take_in(event)
+            self._count(event)
         for hook in self._hooks:
             try:
                 hook(event)
             except BaseException:
-                # Whatever it is: the one who tells may be the lease side, which must go on.
+                # Whatever it is: the caller may be the lease thread, which must continue.
                 log.exception("a hook failed at %s", event)
 
     def add(self, **amounts: int) -> None:
@@ -278,7 +278,7 @@ class EventBus:
             self._sums.update(amounts)
 
     def counts(self) -> ProcessorCounts:
-        """The sums now."""
+        """Return the sums."""
         with self._lock:
             return ProcessorCounts(
                 **self._sums,
@@ -287,7 +287,7 @@ class EventBus:
                 store_calls=dict(self._calls),
             )
 
-    def _take_in(self, event: HookEvent) -> None:
+    def _count(self, event: HookEvent) -> None:
         match event:
             case PartitionClosed():
                 self._closed[event.reason.value] += 1

@@ -1,12 +1,11 @@
-"""The user's functions, called in one way: async ones in the loop, the others in threads.
+"""Calls the user's functions: async ones in the loop, the others in threads.
 
-A function in a thread can not be stopped. When its time is over, or its partition is lost, nobody
-waits for it any more; it is told by ``context.lost`` and by every call of its context.
+A function in a thread cannot be stopped. After its timeout, or when its partition is lost, it is no
+longer awaited; ``context.lost`` and every call of its context report that to it.
 
-The pull style: the caller asks for partitions, and receives from each as it likes (P14).
-
-Asking for the next batch says that the one before is done. When a partition ends, its iteration
-ends; ``close_reason`` says why.
+``PullHandlers`` and ``PartitionClient`` are the pull style (P14): the caller asks for partitions
+and receives from each. Asking for the next batch acknowledges the previous one. When a partition
+ends, its iteration ends; ``close_reason`` is the reason.
 """
 
 from __future__ import annotations
@@ -72,11 +71,8 @@ _CALLED_WITH = {
 def check_handler(function: object, *, what: str, values: Sequence[str], how: str) -> None:
     """Refuse a handler that would fail at its first call, or do nothing at all.
 
-    ``what`` names it to the user, ``values`` are what it is called with, ``how`` says what to
-    write.
-
-    Raises:
-        UsageError: it can not be called so.
+    ``what`` names it to the user, ``values`` are what it is called with, ``how`` is the advice in
+    the error.
     """
     if not callable(function):
         raise UsageError(f"{what} is {type(function).__name__}, and no function: {how}")
@@ -85,7 +81,7 @@ def check_handler(function: object, *, what: str, values: Sequence[str], how: st
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
-        return  # some functions in C do not tell
+        return  # some functions in C have no signature
     try:
         signature.bind(*values)
     except TypeError as error:
@@ -94,7 +90,7 @@ def check_handler(function: object, *, what: str, values: Sequence[str], how: st
 
 
 def is_async(function: Callable[..., Any]) -> bool:
-    """Whether calling it gives a coroutine."""
+    """Return whether calling it returns a coroutine."""
     while isinstance(function, functools.partial):
         function = function.func
     call = getattr(type(function), "__call__", None)  # noqa: B004
@@ -103,8 +99,8 @@ def is_async(function: Callable[..., Any]) -> bool:
     )
 
 
-def _done_with(function: Callable[..., Any], answer: object) -> None:
-    """Refuse an answer that shows that the work was never done."""
+def _check_result(function: Callable[..., Any], answer: object) -> None:
+    """Refuse a result that shows that the work was not done."""
     if inspect.iscoroutine(answer):
         answer.close()
     if inspect.isawaitable(answer) or inspect.isgenerator(answer) or inspect.isasyncgen(answer):
@@ -114,8 +110,8 @@ def _done_with(function: Callable[..., Any], answer: object) -> None:
         )
 
 
-def no_handlers_error(raised: BaseException) -> UsageError:
-    """What counts instead of an exception that is none of a handler, such as SystemExit."""
+def wrap_base_exception(raised: BaseException) -> UsageError:
+    """Return an error for an exception that a handler must not raise, such as SystemExit."""
     error = UsageError(
         f"the handler let {type(raised).__name__} out, which is not its to raise: catch it there, "
         "or raise an Exception"
@@ -125,21 +121,21 @@ def no_handlers_error(raised: BaseException) -> UsageError:
 
 
 def is_cancelled() -> bool:
-    """Whether it is us who are to stop, and not a task that the handler had waited for."""
+    """Return whether this task is cancelled, and not one that the handler awaited."""
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0
 
 
 class Withdrawn(Exception):
-    """Nobody had begun with the batch, and the partition is to be given up: it is left undone."""
+    """The caller has not taken the batch, and the partition ends: it stays undone."""
 
 
 @dataclass(slots=True)
 class HandlerCall:
-    """One call under way, looked at by the watchdog. Written by whoever runs the handler.
+    """One handler call in progress. Written where the handler runs, read by the watchdog.
 
-    ``done`` counts the events of the batch that are handled; ``began_s`` is the time at which the
-    present one was begun. ``running``: a thread is in it. ``late``: it is over its limit.
+    ``done`` counts the handled events of the batch; ``began_s`` is when the current one began.
+    ``running``: a thread is in the call. ``late``: it is over its timeout.
     """
 
     began_s: float
@@ -152,10 +148,10 @@ class HandlerCall:
 
 @dataclass(frozen=True, kw_only=True)
 class Handlers:
-    """The functions of one processor.
+    """The user's functions of one processor.
 
-    Exactly one of ``on_batch`` and ``on_event`` is there. ``on_drain`` is told, in the loop, that
-    a partition is to be given up.
+    Exactly one of ``on_batch`` and ``on_event`` is set. ``on_drain`` is called in the loop when a
+    partition is about to be given up.
     """
 
     on_batch: Callable[..., Any] | None = None
@@ -164,11 +160,11 @@ class Handlers:
     on_partition_open: Callable[..., Any] | None = None
     on_partition_close: Callable[..., Any] | None = None
     on_drain: Callable[[PartitionContext], None] | None = None
-    limit_s: float | None = None
+    timeout_s: float | None = None
     threads: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(math.inf))
 
     def __post_init__(self) -> None:
-        """Refuse what can not be called."""
+        """Refuse what cannot be called."""
         for name, values in _CALLED_WITH.items():
             function = getattr(self, name)
             if function is not None:
@@ -179,7 +175,7 @@ class Handlers:
 
     @property
     def pulled(self) -> bool:
-        """Whether somebody outside takes the batches, one at a time."""
+        """Whether a caller of ``partitions`` takes the batches, one at a time."""
         return self.on_drain is not None
 
     async def handle(
@@ -190,16 +186,13 @@ class Handlers:
         clock: Clock,
         late: Callable[[], None],
     ) -> None:
-        """Hand the batch to the handler; ``call.done`` says how many events it is done with.
+        """Call the handler with the batch; ``call.done`` is the number of events it is done with.
 
-        With ``on_event`` it ends early, between two events: when ``call.stopping`` is set, when
-        the partition is lost, and now and then, so that what is done can be noted.
+        With ``on_event`` it ends early, between two events: when ``call.stopping`` is set, when the
+        partition is lost, and from time to time, so that progress is noted. Raises what the handler
+        raised, or ``HandlerTimeout`` for an async handler that was cancelled.
 
-        A handler in a thread that takes too long goes on; ``late`` is called once for it.
-
-        Raises:
-            HandlerTimeout: an async handler took too long; it was cancelled.
-            Exception: whatever the handler raised.
+        A handler in a thread that takes too long continues; ``late`` is called once for it.
         """
         function = self.on_batch or self.on_event
         if function is None:  # __init__ of the processor refuses that
@@ -210,11 +203,11 @@ class Handlers:
                 await self._in_thread(function, call, contexts[1], batch, clock, late)
             elif self.on_batch is not None:
                 with suppress(Withdrawn):
-                    await self._limited(clock, function(contexts[0], batch))
+                    await self._with_timeout(clock, function(contexts[0], batch))
                     call.done = len(batch)
             else:
                 for event in self._due(call, contexts[0], batch, clock):
-                    await self._limited(clock, function(contexts[0], event))
+                    await self._with_timeout(clock, function(contexts[0], event))
                     call.done += 1
         finally:
             CALL.reset(token)
@@ -226,7 +219,7 @@ class Handlers:
         batch: EventBatch,
         clock: Clock,
     ) -> Iterator[Event]:
-        """The events of a batch one by one, for as long as there is no reason to end early."""
+        """Yield the events of a batch until there is a reason to end early."""
         until_s = call.began_s + _SLICE_S
         for event in batch:
             now_s = clock.boottime_s()
@@ -235,13 +228,13 @@ class Handlers:
             call.event, call.began_s = event, now_s
             yield event
 
-    async def tell(
+    async def invoke(
         self,
         function: Callable[..., Any] | None,
         contexts: tuple[object, object],
         *values: object,
     ) -> None:
-        """Call one of the others: with the async context, or in a thread with the blocking one."""
+        """Call another function: with the async context, or in a thread with the blocking one."""
         if function is None:
             return
         try:
@@ -259,27 +252,27 @@ class Handlers:
         except asyncio.CancelledError as cancelled:
             if is_cancelled():
                 raise
-            raise no_handlers_error(cancelled) from cancelled
+            raise wrap_base_exception(cancelled) from cancelled
         except (Exception, KeyboardInterrupt, GeneratorExit):
             raise
         except BaseException as raised:
-            raise no_handlers_error(raised) from raised
-        _done_with(function, answer)
+            raise wrap_base_exception(raised) from raised
+        _check_result(function, answer)
 
-    async def _limited(self, clock: Clock, answer: Any) -> None:
-        if self.limit_s is None:
+    async def _with_timeout(self, clock: Clock, answer: Any) -> None:
+        if self.timeout_s is None:
             await answer
             return
         expired = False
         try:
-            await clock.bounded(_unless_late(answer), seconds=self.limit_s)
+            await clock.bounded(_unless_late(answer), seconds=self.timeout_s)
         except TimeoutError as error:
             if isinstance(error.__cause__, _OwnTimeout):
                 raise error.__cause__.error from None
             expired = True
         if expired:
             raise HandlerTimeout(
-                f"the handler took longer than handler_timeout ({self.limit_s:g} s) and was "
+                f"the handler took longer than handler_timeout ({self.timeout_s:g} s) and was "
                 "cancelled: make it faster, or allow it more time"
             )
 
@@ -301,27 +294,27 @@ class Handlers:
 
         def work() -> None:
             if self.on_batch is not None:
-                _done_with(function, function(context, batch))
+                _check_result(function, function(context, batch))
                 call.done = len(batch)
                 return
             for event in self._due(call, context, batch, clock):
-                _done_with(function, function(context, event))
+                _check_result(function, function(context, event))
                 call.done += 1
 
-        if self.limit_s is None:
+        if self.timeout_s is None:
             await anyio.to_thread.run_sync(run, abandon_on_cancel=True, limiter=self.threads)
         else:
-            await self._watched(run, call, clock, self.limit_s, late)
+            await self._run_watched(run, call, clock, self.timeout_s, late)
 
-    async def _watched(
+    async def _run_watched(
         self,
         run: Callable[[], None],
         call: HandlerCall,
         clock: Clock,
-        limit_s: float,
+        timeout_s: float,
         late: Callable[[], None],
     ) -> None:
-        """The same with a look at the clock whenever the present event could be over its time."""
+        """Run it in a thread; check the clock whenever the current event could be over time."""
         errors: list[BaseException] = []
         ended = anyio.Event()
 
@@ -336,12 +329,12 @@ class Handlers:
             tasks.start_soon(work)
             while not ended.is_set():
                 began_s = call.began_s
-                left_s = began_s + limit_s - clock.boottime_s()
+                left_s = began_s + timeout_s - clock.boottime_s()
                 if left_s <= 0 and not call.late:
                     call.late = True
                     late()
                 try:
-                    await clock.bounded(ended.wait(), seconds=max(left_s, limit_s / 4))
+                    await clock.bounded(ended.wait(), seconds=max(left_s, timeout_s / 4))
                 except TimeoutError:
                     call.late = call.late and call.began_s == began_s
         if errors:
@@ -349,7 +342,7 @@ class Handlers:
 
 
 class _OwnTimeout(Exception):
-    """Carries a TimeoutError of the handler's own past the one that means: too late."""
+    """Carries a TimeoutError that the handler raised past the one of its timeout."""
 
     def __init__(self, error: TimeoutError) -> None:
         super().__init__()
@@ -364,26 +357,26 @@ async def _unless_late(answer: Any) -> None:
 
 
 def _in_thread(function: Callable[..., Any], *values: object) -> Any:
-    """Call it where nobody could take in anything but an Exception."""
+    """Call the function in a thread, where only an Exception may escape."""
     try:
         return function(*values)
     except Exception:
         raise
     except BaseException as raised:
-        raise no_handlers_error(raised) from raised
+        raise wrap_base_exception(raised) from raised
 
 
 class PartitionClient:
-    """One partition, for as long as this host owns it: an async iterator over batches."""
+    """An async iterator over the batches of one partition, while this host owns it."""
 
     def __init__(self, context: PartitionContext) -> None:
-        """Made by ``EventProcessor.partitions``."""
+        """Called by ``EventProcessor.partitions``."""
         self.context = context
         self.partition = context.partition
         self.epoch = context.epoch
         self.close_reason: CloseReason | None = None
         self._batch: EventBatch | None = None
-        self._in_hand = False
+        self._taken = False
         self._leaves = False
         self._changed = anyio.Event()
 
@@ -395,103 +388,98 @@ class PartitionClient:
         return self
 
     async def __anext__(self) -> EventBatch:
-        if self._in_hand:
-            self._in_hand, self._batch = False, None
-            self._tell()
+        if self._taken:
+            self._taken, self._batch = False, None
+            self._notify()
         while self._batch is None:
             if self.close_reason is not None:
                 raise StopAsyncIteration
             await self._changed.wait()
-        self._in_hand = True
+        self._taken = True
         return self._batch
 
     async def checkpoint(self, at: At = None) -> None:
-        """See ``PartitionContext.checkpoint``. The default is the batch in hand."""
+        """Checkpoint as ``PartitionContext.checkpoint``; by default, the current batch."""
         await self.context.checkpoint(self._at(at))
 
     def transaction(self, at: At = None) -> AbstractAsyncContextManager[Any]:
-        """See ``PartitionContext.transaction``. The default is the batch in hand."""
+        """Open a ``PartitionContext.transaction``; by default, for the current batch."""
         return self.context.transaction(self._at(at))
 
     def _at(self, at: At) -> At:
-        return self._batch if at is None and self._in_hand else at
+        return self._batch if at is None and self._taken else at
 
     async def offer(self, batch: EventBatch) -> None:
-        """Return when the caller is done with the batch.
-
-        Raises:
-            Withdrawn: the partition is to be given up, and the caller has not taken it.
-        """
-        self._batch, self._in_hand = batch, False
-        self._tell()
+        """Return when the caller is done with the batch; raise ``Withdrawn`` if not taken."""
+        self._batch, self._taken = batch, False
+        self._notify()
         try:
             while self._batch is not None:
-                if self._leaves and not self._in_hand:
+                if self._leaves and not self._taken:
                     raise Withdrawn
                 await self._changed.wait()
         finally:
-            if not self._in_hand:
+            if not self._taken:
                 self._batch = None
 
     def leave(self) -> None:
-        """The partition is to be given up: a batch that the caller did not take stays undone."""
+        """Announce the end: a batch that the caller did not take stays undone."""
         self._leaves = True
-        self._tell()
+        self._notify()
 
     def end(self, reason: CloseReason) -> None:
-        """There will be no more."""
+        """End the iteration."""
         self.close_reason = reason
         self._batch = None
-        self._tell()
+        self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         self._changed.set()
         self._changed = anyio.Event()
 
 
 class PullHandlers:
-    """The handlers that feed the clients."""
+    """The handlers that feed the clients of the pull style."""
 
     def __init__(self) -> None:
-        """No partition yet."""
         self._clients: dict[tuple[str, int], PartitionClient] = {}
         self._new: deque[PartitionClient] = deque()
         self._ended = False
         self._changed = anyio.Event()
 
     async def opened(self, context: PartitionContext) -> None:
-        """A partition came."""
+        """Create the client of a new partition."""
         client = PartitionClient(context)
         self._clients[context.partition, context.epoch] = client
         self._new.append(client)
-        self._tell()
+        self._notify()
 
     async def handle(self, context: PartitionContext, batch: EventBatch) -> None:
-        """Events came."""
+        """Offer a batch to the partition's client."""
         await self._clients[context.partition, context.epoch].offer(batch)
 
     def drains(self, context: PartitionContext) -> None:
-        """A partition is to be given up."""
+        """Announce to the client that its partition is about to be given up."""
         client = self._clients.get((context.partition, context.epoch))
         if client is not None:
             client.leave()
 
     async def closed(self, context: PartitionContext, reason: CloseReason) -> None:
-        """A partition is gone."""
+        """End the client of a partition."""
         client = self._clients.pop((context.partition, context.epoch), None)
         if client is not None:
             client.end(reason)
 
     def end(self) -> None:
-        """The processor has ended."""
+        """End all clients: the processor has ended."""
         self._ended = True
         for client in self._clients.values():
             client.end(CloseReason.SHUTDOWN)
         self._clients.clear()
-        self._tell()
+        self._notify()
 
     async def clients(self) -> AsyncIterator[PartitionClient]:
-        """The clients of all partitions that come, until the end."""
+        """Yield the clients of all partitions that come, until the end."""
         while not self._ended:
             while self._new:
                 client = self._new.popleft()
@@ -500,6 +488,6 @@ class PullHandlers:
             if not self._ended:
                 await self._changed.wait()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         self._changed.set()
         self._changed = anyio.Event()

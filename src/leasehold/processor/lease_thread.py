@@ -1,6 +1,7 @@
-"""The lease side: the member, what it is told to do, and the checkpoints that it writes.
+"""The lease thread: the member of a processor and its checkpoint writer.
 
-Everything here runs in one event loop in which no handler ever runs.
+Everything here runs in one event loop in which no handler ever runs, so that no handler can delay a
+renewal. Calls to the pumps go through the ``LoopLink``.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ _IN_ORDER = frozenset((EndReason.HANDED_OVER, EndReason.RELEASED, EndReason.RESE
 
 
 class LeaseThread:
-    """The member of one processor, and its keeper. ``floor`` is set before ``run``."""
+    """The member of one processor, and its key handler. Set ``pump_manager`` before ``run``."""
 
-    floor: PumpManager
+    pump_manager: PumpManager
 
     def __init__(
         self,
@@ -52,24 +53,23 @@ class LeaseThread:
         group: str,
         name: str,
         options: ProcessorOptions,
-        bridge: LoopLink,
-        board: EventBus,
+        loop_link: LoopLink,
+        event_bus: EventBus,
         clock: Clock,
         rng: random.Random,
         identity: Callable[[], tuple[str, str]] | None = None,
     ) -> None:
-        """Not joined yet."""
         self.store = store
         self.keys_group = partition_group(stream, group)
         self._options = options
-        self._bridge = bridge
-        self._board = board
+        self._loop_link = loop_link
+        self._event_bus = event_bus
         self._clock = clock
-        self._tenures: dict[str, Handle] = {}
-        self._listened_s = clock.boottime_s()
+        self._handles: dict[str, Handle] = {}
+        self._checked_at_s = clock.boottime_s()
         self._silent_s = 0.0
         self._unanswered = False
-        self._deaf = False
+        self._gave_up = False
         self.member = Member(
             store,
             options.member(group=self.keys_group, name=name),
@@ -79,15 +79,14 @@ class LeaseThread:
             identity=identity,
             told=self._cycle_done,
         )
-        self.marks = CheckpointWriter(
-            self.member, clock=clock, rng=rng, board=board, wake=bridge.to_lease
+        self.checkpoint_writer = CheckpointWriter(
+            self.member, clock=clock, rng=rng, event_bus=event_bus, wake=loop_link.to_lease
         )
 
     async def run(self) -> None:
-        """Keep the lease until ``Member.drain`` was carried out. Cancelling closes all at once.
+        """Keep the lease until ``Member.drain`` was carried out.
 
-        Raises:
-            Exception: what has ended it, by itself and not in a group.
+        Cancelling closes all partitions immediately. An error is raised as it is, not in a group.
         """
         errors: list[Exception] = []
 
@@ -97,66 +96,66 @@ class LeaseThread:
             except Exception as error:  # noqa: BLE001
                 errors.append(error)
             finally:
-                self.marks.close()
+                self.checkpoint_writer.close()
                 tasks.cancel_scope.cancel()
 
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(ending, self.marks.run)
+            tasks.start_soon(ending, self.checkpoint_writer.run)
             await ending(self.member.run)
         if errors:
             raise errors[0]
 
-    # --------------------------------------------------- told by the member
+    # ------------------------------------------------- called by the member
 
     def opened(self, ownership: Ownership) -> None:
-        """See ``Keeper``."""
-        tenure = self._tenures[ownership.key] = Handle(ownership=ownership, member=self.member)
-        self._bridge.to_work(lambda: self.floor.open(tenure))
+        """Have a pump opened for the ownership."""
+        handle = self._handles[ownership.key] = Handle(ownership=ownership, member=self.member)
+        self._loop_link.to_work(lambda: self.pump_manager.open(handle))
 
     def drain(self, ownership: Ownership) -> bool:
-        """See ``Keeper``."""
-        self._bridge.to_work(lambda: self.floor.drain(ownership))
+        """Have the pump drained; ``drained`` follows later."""
+        self._loop_link.to_work(lambda: self.pump_manager.drain(ownership))
         return False
 
     def closed(self, ownership: Ownership, reason: str) -> None:
-        """See ``Keeper``."""
-        tenure = self._tenures.get(ownership.key)
-        if tenure is not None and tenure.ownership == ownership:
-            tenure.ended = reason
-            del self._tenures[ownership.key]
-        self.marks.drop(ownership)
-        self._bridge.to_work(lambda: self.floor.close(ownership, reason))
+        """End the handle, drop pending checkpoints, and have the pump closed."""
+        handle = self._handles.get(ownership.key)
+        if handle is not None and handle.ownership == ownership:
+            handle.ended = reason
+            del self._handles[ownership.key]
+        self.checkpoint_writer.drop(ownership)
+        self._loop_link.to_work(lambda: self.pump_manager.close(ownership, reason))
 
-    # ------------------------------------------------ asked by the work side
+    # ---------------------------------------------- called by the work loop
 
     def drained(self, ownership: Ownership) -> None:
-        """The work under this ownership has stopped in good order."""
+        """Report that the work under this ownership has stopped gracefully."""
         self.member.drained(ownership)
 
     def fenced(self, ownership: Ownership) -> None:
-        """The store has refused a write under this ownership: it has ended."""
+        """Report that the store refused a write under this ownership: it has ended."""
         self.member.fenced(ownership)
 
     def give_up(self, ownership: Ownership, reason: str) -> None:
-        """Pass a partition on whose work is stuck, if there is anybody who could take it."""
+        """Pass a stalled partition on, if another member can take it."""
         if not self.member.pass_on(ownership, reason=reason):
-            self._bridge.to_work(lambda: self.floor.kept(ownership))
+            self._loop_link.to_work(lambda: self.pump_manager.keep_stalled(ownership))
 
     def recovered(self) -> None:
-        """Nothing is stuck any more: this host may take its full share again."""
+        """Report that nothing is stuck: this host may take its full share again."""
         self.member.recovered()
 
     async def declare(self, keys: Sequence[str]) -> None:
-        """Make the keys known to the store."""
+        """Declare the keys in the store."""
         await self._bounded("declare", self.store.declare(keys))
 
     async def checkpoints(self) -> Mapping[str, Checkpoint]:
-        """All checkpoints of the group."""
+        """Return all checkpoints of the group."""
         return await self._bounded("checkpoints", self.store.checkpoints(self.keys_group))
 
-    async def follows_order(self, tenure: Handle) -> bool:
-        """Whether the term before this one ended in good order, or there was none."""
-        key, epoch = tenure.ownership.key, tenure.ownership.epoch
+    async def follows_orderly_end(self, handle: Handle) -> bool:
+        """Return whether the previous term ended gracefully, or there was none."""
+        key, epoch = handle.ownership.key, handle.ownership.epoch
         terms = await self._bounded("history", self.store.history(key, limit=5))
         before = [term for term in terms if term.epoch < epoch]
         return not before or before[0].reason in _IN_ORDER
@@ -170,7 +169,7 @@ class LeaseThread:
             raise StoreUnavailable(f"{name}: no answer within {limit_s:g} s") from late
 
     def _cycle_done(self, report: CycleReport) -> None:
-        self._board.tell(
+        self._event_bus.tell(
             CycleDone(
                 holder=self.member.holder or self.member.options.name,
                 elapsed_s=report.elapsed_s,
@@ -181,34 +180,36 @@ class LeaseThread:
         )
         for each in report.overtaken:
             partition = last_part(each.key)
-            self._board.tell(Overtaken(holder=each.holder, partition=partition, epoch=each.epoch))
+            self._event_bus.tell(
+                Overtaken(holder=each.holder, partition=partition, epoch=each.epoch)
+            )
         if report.error is not None:
             error = report.error
-            self._bridge.to_work(lambda: self.floor.trouble(error))
+            self._loop_link.to_work(lambda: self.pump_manager.member_failed(error))
         if self._options.strategy is Strategy.BY_LOAD:
-            self._bridge.to_work(self._weigh)
-        self._listen()
+            self._loop_link.to_work(self._report_loads)
+        self._check_work_loop()
 
-    def _listen(self) -> None:
-        """Ask the work side for a sign of life; without one for too long, leave.
+    def _check_work_loop(self) -> None:
+        """Ask the work loop for a sign of life; leave the group if none came for too long.
 
-        Its watchdog lives in the very loop that may be blocked. A host whose loop does not turn
-        must not keep its partitions for ever.
+        The watchdog lives in the loop that may be blocked. A host whose loop is blocked must not
+        keep its partitions.
         """
         now_s, limit_s = self._clock.boottime_s(), self._options.stall.give_up_after_s
         if self._unanswered:
-            # A pause of the whole process is no silence: only what was listened to counts.
-            self._silent_s += min(now_s - self._listened_s, 2 * self._options.timing.renew_s)
-        self._listened_s, self._unanswered = now_s, True
-        if limit_s is not None and self._silent_s > limit_s and not self._deaf:
-            self._deaf = True
+            # A pause of the whole process does not count: only time between two checks does.
+            self._silent_s += min(now_s - self._checked_at_s, 2 * self._options.timing.renew_s)
+        self._checked_at_s, self._unanswered = now_s, True
+        if limit_s is not None and self._silent_s > limit_s and not self._gave_up:
+            self._gave_up = True
             log.error("the event loop of %s does not turn: leaving", self.member.holder)
             self.member.drain()
-        self._bridge.to_work(self._echo)
+        self._loop_link.to_work(self._work_loop_answered)
 
-    def _echo(self) -> None:
+    def _work_loop_answered(self) -> None:
         self._silent_s, self._unanswered = 0.0, False
 
-    def _weigh(self) -> None:
-        loads = self.floor.loads()
-        self._bridge.to_lease(lambda: self.member.report_loads(loads))
+    def _report_loads(self) -> None:
+        loads = self.pump_manager.loads()
+        self._loop_link.to_lease(lambda: self.member.report_loads(loads))

@@ -1,7 +1,7 @@
-"""The sums and states of processors for Prometheus: the extra ``leasehold[metrics]``.
+"""Exports the counts and states of processors to Prometheus: the extra ``leasehold[metrics]``.
 
-Nothing is counted here: the numbers are read from the processors when somebody asks for them, so
-metrics cost nothing between two looks.
+Nothing is counted here. The numbers are read from the processor when Prometheus asks for them, so
+metrics cost nothing between two scrapes.
 """
 
 from __future__ import annotations
@@ -42,27 +42,27 @@ _SUMS = {
 
 
 class ProcessorMetrics(Collector):
-    """The metrics of one processor, registered when it is made."""
+    """The metrics of one processor, registered when it is created."""
 
     def __init__(
         self, processor: EventProcessor, *, registry: CollectorRegistry = REGISTRY
     ) -> None:
-        """Register at ``registry``; ``close`` takes it back."""
+        """Register with ``registry``; ``close`` undoes it."""
         self._processor = processor
         self._registry = registry
-        self._where = (processor.source.name, processor.group, processor.name)
+        self._label_values = (processor.source.name, processor.group, processor.name)
         registry.register(self)
 
     def close(self) -> None:
-        """Be asked no more."""
+        """Unregister from the Prometheus registry."""
         self._registry.unregister(self)
 
     def collect(self) -> Iterator[Metric]:
-        """All numbers, as they are now."""
+        """Yield all metrics, as they are now."""
         counts = self._processor.counts()
         for name, about in _SUMS.items():
             family = CounterMetricFamily(f"leasehold_{name}", about, labels=_LABELS)
-            family.add_metric(self._where, getattr(counts, name))
+            family.add_metric(self._label_values, getattr(counts, name))
             yield family
         yield self._by("partitions_closed", "Partitions closed", "reason", counts.closed)
         yield self._by("happenings", "What the hooks were told", "event", counts.by_event)
@@ -72,7 +72,7 @@ class ProcessorMetrics(Collector):
     def _by(self, name: str, about: str, label: str, sums: Mapping[str, int]) -> Metric:
         family = CounterMetricFamily(f"leasehold_{name}", about, labels=(*_LABELS, label))
         for value, total in sorted(sums.items()):
-            family.add_metric((*self._where, value), total)
+            family.add_metric((*self._label_values, value), total)
         return family
 
     def _states(self) -> Iterator[Metric]:
@@ -82,7 +82,7 @@ class ProcessorMetrics(Collector):
             "leasehold_partitions", "Partitions held here, by state", labels=(*_LABELS, "state")
         )
         for state in PartitionState:
-            states.add_metric((*self._where, state.value), found[state])
+            states.add_metric((*self._label_values, state.value), found[state])
         yield states
         still = GaugeMetricFamily(
             "leasehold_partition_still_seconds",
@@ -95,8 +95,8 @@ class ProcessorMetrics(Collector):
             labels=(*_LABELS, "partition"),
         )
         for each in status:
-            still.add_metric((*self._where, each.partition), each.still_s)
+            still.add_metric((*self._label_values, each.partition), each.still_s)
             if each.next is not None:
-                position.add_metric((*self._where, each.partition), each.next)
+                position.add_metric((*self._label_values, each.partition), each.next)
         yield still
         yield position

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 E = TypeVar("E", bound=Enum)
 
-_LONGEST_S = 7 * 24 * 3600.0
+_MAX_DURATION_S = 7 * 24 * 3600.0
 _MIN_GOODBYE_S = 1.0
 _MAY_BE_NONE = frozenset(("handler_timeout", "give_up_after"))
 _SECOND = timedelta(seconds=1)
@@ -36,7 +36,7 @@ _EXAMPLES = {
 
 
 class OnTrimmed(StrEnum):
-    """Where to go on when retention has removed the next event."""
+    """Where to resume when retention has removed the next event."""
 
     EARLIEST = "earliest"
     LATEST = "latest"
@@ -44,7 +44,7 @@ class OnTrimmed(StrEnum):
 
 
 class LoadMeasure(StrEnum):
-    """What makes a partition heavy, for the strategy ``by_load``."""
+    """The load of a partition, for the strategy ``by_load``."""
 
     EVENTS = "events"
     BYTES = "bytes"
@@ -53,16 +53,16 @@ class LoadMeasure(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessorOptions:
-    """How a processor behaves; checked when it is made. All of it has a default.
+    """The settings of a processor, checked when they are created. All of them have a default.
 
     ``start``: where a partition without a checkpoint begins; ``starts``: the same for single
-    partitions. ``batch_events`` and ``batch_bytes`` bound one call of ``on_batch``;
-    ``prefetch_events`` and ``prefetch_bytes`` what waits for it, in each partition.
-    ``handler_timeout``: how long one call of a handler may take. ``stall_after``: how long a
-    partition may stand still while there is work, until that is reported; ``give_up_after``: until
-    it is given to another host. ``drain_timeout``: how long it may take to stop in good order.
-    ``max_partitions`` caps what this host takes, ``weight`` scales its share.
-    ``discovery_interval``: how often to look for new partitions.
+    partitions. ``batch_events`` and ``batch_bytes``: maximum size of one ``on_batch`` call.
+    ``prefetch_events`` and ``prefetch_bytes``: maximum size of what waits for it, per partition.
+    ``handler_timeout``: maximum time of one handler call. ``stall_after``: how long a partition
+    with work may make no progress before that is reported; ``give_up_after``: before it is given to
+    another host. ``drain_timeout``: how long a graceful stop may take. ``max_partitions``: maximum
+    number of partitions on this host; ``weight`` scales its share. ``discovery_interval``: how
+    often new partitions are looked up.
 
     Raises:
         InvalidOptions, InvalidDuration: with what is wrong and what to write.
@@ -94,7 +94,7 @@ class ProcessorOptions:
 
     @classmethod
     def event_hubs(cls) -> Self:
-        """The defaults of the Event Hubs processors: look every 30 s, expire after 2 min, greedy.
+        """Return the defaults of the Event Hubs processors: 30 s cycles, 2 min expiry, greedy.
 
         They begin at the end of a partition, with 300 events ahead.
         """
@@ -108,7 +108,7 @@ class ProcessorOptions:
 
     @classmethod
     def event_processor_host(cls) -> Self:
-        """The defaults of the older Event Processor Host: lease 30 s, renewed every 10 s.
+        """Return the defaults of the older Event Processor Host: lease 30 s, renewed every 10 s.
 
         One partition is stolen at a time; batches have 10 events, and 300 wait.
         """
@@ -120,7 +120,7 @@ class ProcessorOptions:
         )
 
     def __post_init__(self) -> None:
-        """Refuse what can not work."""
+        """Refuse what cannot work."""
         for name in ("batch_events", "batch_bytes", "prefetch_events", "prefetch_bytes"):
             _check_count(name, getattr(self, name))
         for name, kind in (
@@ -170,7 +170,7 @@ class ProcessorOptions:
             )
 
     def member(self, *, group: str, name: str) -> MemberOptions:
-        """The same as the settings of a member of ``group``."""
+        """Return the settings of a member of ``group``."""
         return MemberOptions(
             group=group,
             name=name,
@@ -184,7 +184,7 @@ class ProcessorOptions:
 
     @property
     def handler_timeout_s(self) -> float | None:
-        """The limit of one call of a handler, in seconds."""
+        """The maximum time of one handler call, in seconds."""
         return None if self.handler_timeout is None else self.handler_timeout.total_seconds()
 
     @property
@@ -198,18 +198,18 @@ class ProcessorOptions:
 
     @property
     def goodbye_s(self) -> float:
-        """How long an end by force may take for what can not be cancelled, in seconds."""
+        """The maximum time of a forced end for what cannot be cancelled, in seconds."""
         return max(self.drain_timeout.total_seconds(), _MIN_GOODBYE_S)
 
     def start_of(self, partition: str) -> Start:
-        """Where a partition without a checkpoint begins."""
+        """Return where a partition without a checkpoint begins."""
         return self.starts.get(partition, self.start)
 
     def _check_times(self) -> None:
         for name in ("handler_timeout", "stall_after", "give_up_after", "discovery_interval"):
             value = getattr(self, name)
             if value is not None or name not in _MAY_BE_NONE:
-                seconds_of(value, what=name, min_s=0.01, max_s=_LONGEST_S)
+                seconds_of(value, what=name, min_s=0.01, max_s=_MAX_DURATION_S)
         if self.give_up_after is not None and self.give_up_after < self.stall_after:
             raise InvalidOptions(
                 f"give_up_after >= stall_after does not hold ({self.give_up_after} is less than "

@@ -1,8 +1,8 @@
-"""``EventProcessor``: the partitions of a stream, shared by all processors of a group.
+"""``EventProcessor``: processors of a group share the partitions of a stream.
 
-Two sides, which never wait for each other: the *lease side* in a thread of its own renews, claims,
-hands over and writes checkpoints; the *work side*, in the loop that started the processor,
-receives events and calls the handlers. The package's docstring has the design.
+A processor has two loops, which never wait for each other. The *lease thread* renews, claims, hands
+over and writes checkpoints. The *work loop*, in which the processor was started, receives events
+and calls the handlers. The package's docstring describes the design.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class EventProcessor:
     """One host of a group. It can be started once.
 
-    Guarantees: each event of the stream is handed to a handler of the group at least once, in the
+    Guarantees: each event of the stream is given to a handler of the group at least once, in the
     order of its partition, and before any checkpoint passes it. After an orderly end or hand-over
-    none comes again. A partition is handled here only while no other host believes to own it;
-    whatever was begun here before that moment is fenced by its epoch.
+    no event comes again. A partition is handled here only while no other host treats it as owned;
+    work that began here before that is fenced by its epoch.
     """
 
     def __init__(
@@ -83,11 +83,11 @@ class EventProcessor:
         name: str = "host",
         clock: Clock | None = None,
     ) -> None:
-        """Nothing is done yet. Without ``on_batch`` and ``on_event``: use ``partitions``.
+        """Create a processor that is not started. Without handlers: use ``partitions``.
 
-        ``store``: its URL, or a store, which then is used in the thread of the leases and not
-        closed. Handlers are called as ``on_batch(context, batch)``, ``on_event(context, event)``,
-        ``on_error(context, error)`` (None for what belongs to no partition),
+        ``store``: its URL, or a store, which then is used in the lease thread and not closed.
+        Handlers are called as ``on_batch(context, batch)``, ``on_event(context, event)``,
+        ``on_error(context, error)`` (None if the error concerns no partition),
         ``on_partition_open(context)`` and ``on_partition_close(context, reason)``; async ones in
         the loop, others in threads.
 
@@ -102,7 +102,7 @@ class EventProcessor:
         partition_group(source.name, group)
         self._store = store
         self._clock = clock or SystemClock()
-        self._board = EventBus(hooks)
+        self._event_bus = EventBus(hooks)
         self._pull = PullHandlers() if on_batch is None and on_event is None else None
         if self._pull is not None and (on_partition_open or on_partition_close):
             raise UsageError("the pull style has no callbacks: partitions() tells all of it")
@@ -114,130 +114,130 @@ class EventProcessor:
             on_partition_open=pull.opened if pull else on_partition_open,
             on_partition_close=pull.closed if pull else on_partition_close,
             on_drain=pull.drains if pull else None,
-            limit_s=self.options.handler_timeout_s,
+            timeout_s=self.options.handler_timeout_s,
         )
-        self._bridge: LoopThread | None = None
-        self._lease_side: LeaseThread | None = None
-        self._floor: PumpManager | None = None
+        self._loop_link: LoopThread | None = None
+        self._lease_thread: LeaseThread | None = None
+        self._pump_manager: PumpManager | None = None
         self._transactions: Transactions | None = None
-        self._on_lease: AsyncExitStack | None = None
-        self._leases: Future[None] | None = None
-        self._work: asyncio.Task[None] | None = None
-        self._stopped: asyncio.Task[None] | None = None
-        self._begun = asyncio.Event()
-        self._over = asyncio.Event()
+        self._lease_stack: AsyncExitStack | None = None
+        self._lease_future: Future[None] | None = None
+        self._pump_task: asyncio.Task[None] | None = None
+        self._finish_task: asyncio.Task[None] | None = None
+        self._start_done = asyncio.Event()
+        self._ended = asyncio.Event()
 
     def __repr__(self) -> str:
         held = len(self.held())
         return f"<EventProcessor {self.name} of {self.source.name}/{self.group} holding {held}>"
 
-    # -------------------------------------------------------------- asking
+    # ------------------------------------------------------------- queries
 
     @property
     def holder(self) -> str | None:
         """The id under which the group knows this host; None until it has joined."""
-        return self._lease_side.member.holder if self._lease_side else None
+        return self._lease_thread.member.holder if self._lease_thread else None
 
     def held(self) -> list[Ownership]:
-        """What is owned here at this very moment."""
-        return self._lease_side.member.held() if self._lease_side else []
+        """Return the ownerships that this host holds now."""
+        return self._lease_thread.member.held() if self._lease_thread else []
 
     @property
     def abandoned(self) -> int:
-        """How many handlers in threads go on though nobody waits for them any more.
+        """How many handlers in threads continue although they are no longer awaited.
 
-        A thread can not be stopped. Nothing that such a handler asks of its context is done; but
-        the interpreter waits for it before it ends.
+        A thread cannot be stopped. Every call of such a handler's context is refused; but the
+        interpreter waits for the thread before it ends.
         """
-        return self._floor.abandoned_calls if self._floor else 0
+        return self._pump_manager.abandoned_calls if self._pump_manager else 0
 
     def counts(self) -> ProcessorCounts:
-        """The sums since the start."""
-        return self._board.counts()
+        """Return the sums since the start."""
+        return self._event_bus.counts()
 
     def status(self) -> list[PartitionStatus]:
-        """Each partition that is worked on here."""
+        """Return the status of each partition that is worked on here."""
         found = (pump.status() for pump in self._pumps())
         return sorted(found, key=lambda each: in_order(each.partition))
 
     def _pumps(self) -> list[Pump]:
-        return self._floor.pumps if self._floor else []
+        return self._pump_manager.pumps if self._pump_manager else []
 
     # ------------------------------------------------------ start and stop
 
     async def start(self) -> None:
-        """Open the store, make the partitions known, and begin to share them out.
+        """Open the store, declare the partitions, and begin to share them.
 
         Raises:
-            StoreUnavailable, StoreUnusable: the store can not be opened.
-            InvalidDuration: the store has no such leases.
+            StoreUnavailable, StoreUnusable: the store cannot be opened.
+            InvalidDuration: the store does not grant leases of this length.
             UnknownStream: there is no such stream.
             UsageError: it was started before.
         """
-        if self._bridge is not None:
+        if self._loop_link is not None:
             raise UsageError("a processor can be started once: make another one")
-        bridge = self._bridge = LoopThread(self.name)
+        loop_link = self._loop_link = LoopThread(self.name)
         try:
-            self._lease_side = await bridge.on_lease(self._make_lease_side)
-            self._floor = self._make_floor(self._lease_side, bridge)
-            self._lease_side.floor = self._floor
-            await self._floor.discover()
+            self._lease_thread = await loop_link.on_lease(self._make_lease_thread)
+            self._pump_manager = self._make_pump_manager(self._lease_thread, loop_link)
+            self._lease_thread.pump_manager = self._pump_manager
+            await self._pump_manager.discover()
         except BaseException:
-            self._lease_side = self._floor = None  # so that stop() has nothing to wait for
+            self._lease_thread = self._pump_manager = None  # so that stop() has nothing to wait for
             with anyio.CancelScope(shield=True):
-                await self._give_back()
-            self._over.set()
-            self._begun.set()
+                await self._close_resources()
+            self._ended.set()
+            self._start_done.set()
             raise
-        self._work = asyncio.create_task(self._floor.run())
-        self._work.add_done_callback(lambda _: bridge.to_lease(self._drain))
-        self._leases = bridge.start(self._lease_side.run)
-        self._leases.add_done_callback(lambda _: bridge.to_work(self._lease_ended))
-        self._begun.set()
+        self._pump_task = asyncio.create_task(self._pump_manager.run())
+        self._pump_task.add_done_callback(lambda _: loop_link.to_lease(self._drain))
+        self._lease_future = loop_link.start(self._lease_thread.run)
+        self._lease_future.add_done_callback(lambda _: loop_link.to_work(self._lease_ended))
+        self._start_done.set()
 
     async def stop(self) -> None:
-        """Leave in good order: drain, checkpoint, hand over, end the lease. Again is harmless.
+        """Leave gracefully: drain, checkpoint, hand over, end the lease. Safe to call twice.
 
-        Takes at most ``drain_timeout`` and a few calls to the store. While it is being started, the
-        start is waited for.
+        Takes at most ``drain_timeout`` and a few calls to the store. If ``start`` is in progress,
+        waits for it first.
 
         Raises:
             UsageError: it was called in a handler, which would wait for itself: use ``stop_soon``.
-            Exception: what had ended the processor before.
+            Exception: what ended the processor before.
         """
-        if self._bridge is None:
+        if self._loop_link is None:
             return
-        if any(pump.delivery.is_mine(CALL.get()) for pump in self._pumps()):
+        if any(pump.delivery.is_current(CALL.get()) for pump in self._pumps()):
             raise UsageError("stop() in a handler would wait for the handler: call stop_soon()")
-        await self._begun.wait()
+        await self._start_done.wait()
         self.stop_soon()
         await self.wait()
 
     def stop_soon(self) -> None:
-        """Begin to leave in good order, and return at once. From any thread, also in a handler."""
-        if self._bridge is not None and self._lease_side is not None:
-            if self._floor is not None:
-                self._floor.stopping = True
-            self._bridge.to_lease(self._drain)
+        """Begin to leave gracefully, and return. From any thread, also in a handler."""
+        if self._loop_link is not None and self._lease_thread is not None:
+            if self._pump_manager is not None:
+                self._pump_manager.stopping = True
+            self._loop_link.to_lease(self._drain)
 
     async def wait(self) -> None:
-        """Return when the processor has ended: it was stopped, or asked by an operator to leave.
+        """Return when the processor has ended: stopped, or asked by an operator to leave.
 
         Raises:
-            Exception: what has ended it.
+            Exception: what ended it.
         """
-        await self._over.wait()
-        if self._stopped is not None:
-            await asyncio.shield(self._stopped)
+        await self._ended.wait()
+        if self._finish_task is not None:
+            await asyncio.shield(self._finish_task)
 
     def run(self) -> None:
-        """Start, and work until SIGINT or SIGTERM; then leave in good order. Blocks.
+        """Start, work until SIGINT or SIGTERM, then leave gracefully. Blocks.
 
-        A second signal leaves at once, without order: the leases end by themselves. One that comes
-        within a second of the first is the same request.
+        A second signal ends the process immediately, without draining: the leases expire. A signal
+        within a second of the first counts as the same request.
 
         Raises:
-            Exception: what has ended the processor.
+            Exception: what ended the processor.
         """
         asyncio.run(self._run())
 
@@ -251,11 +251,11 @@ class EventProcessor:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        with anyio.CancelScope(shield=True):  # an orderly end is worth more than a quick one
+        with anyio.CancelScope(shield=True):  # a graceful end is worth more than a quick one
             await self.stop()
 
     async def partitions(self) -> AsyncIterator[PartitionClient]:
-        """The pull style: each partition that comes to this host, as a client to receive from.
+        """Yield each partition that comes to this host, as a client to receive from.
 
         Ends when the processor is stopped.
 
@@ -285,13 +285,13 @@ class EventProcessor:
         asking = asyncio.ensure_future(asked.wait())
         starting = asyncio.ensure_future(self.start())
         await asyncio.wait({asking, starting}, return_when=asyncio.FIRST_COMPLETED)
-        if not starting.done():  # a source or a store that is away: nothing was begun
+        if not starting.done():  # the source or the store is unavailable: nothing began
             starting.cancel()
             (ended,) = await asyncio.gather(starting, return_exceptions=True)
             if ended is not None:
                 return
-            # A source may answer all the same: then it has begun, and leaves in good order.
-        ending = asyncio.ensure_future(self._over.wait())
+            # A source may still answer: then the start succeeded, and it leaves gracefully.
+        ending = asyncio.ensure_future(self._ended.wait())
         try:
             await starting
             await asyncio.wait({asking, ending}, return_when=asyncio.FIRST_COMPLETED)
@@ -300,68 +300,70 @@ class EventProcessor:
             ending.cancel()
         await self.stop()
 
-    async def _make_lease_side(self) -> LeaseThread:
-        """On the lease side: a store's connections belong to the loop that made them."""
-        self._on_lease = AsyncExitStack()
+    async def _make_lease_thread(self) -> LeaseThread:
+        """Create the lease thread's parts in its loop: a store's connections are bound to it."""
+        self._lease_stack = AsyncExitStack()
         store = self._store
         if isinstance(store, str):
-            store = await self._on_lease.enter_async_context(open_store(store, clock=self._clock))
+            store = await self._lease_stack.enter_async_context(
+                open_store(store, clock=self._clock)
+            )
         if isinstance(store, LeaseRange):  # before anything is declared
             store.check_lease(timedelta(seconds=self.options.timing.lease_s))
-        bridge = self._bridge
-        assert bridge is not None  # noqa: S101
+        loop_link = self._loop_link
+        assert loop_link is not None  # noqa: S101
         return LeaseThread(
             store,
             stream=self.source.name,
             group=self.group,
             name=self.name,
             options=self.options,
-            bridge=bridge,
-            board=self._board,
+            loop_link=loop_link,
+            event_bus=self._event_bus,
             clock=self._clock,
             rng=system_random(),
         )
 
-    def _make_floor(self, lease_side: LeaseThread, bridge: LoopThread) -> PumpManager:
+    def _make_pump_manager(self, lease_thread: LeaseThread, loop_link: LoopThread) -> PumpManager:
         transactions: Transactions | None = None
         if isinstance(self._store, str):
-            with suppress(UsageError):  # the context says it to those who ask for one
+            with suppress(UsageError):  # context.transaction() reports it
                 transactions = open_transactions(self._store, clock=self._clock)
         self._transactions = transactions
         return PumpManager(
             self.source,
-            lease_side,
+            lease_thread,
             group=self.group,
             options=self.options,
             handlers=self._handlers,
-            bridge=bridge,
-            board=self._board,
+            loop_link=loop_link,
+            event_bus=self._event_bus,
             clock=self._clock,
             rng=system_random(),
             transactions=transactions,
         )
 
     def _drain(self) -> None:
-        """On the lease side: begin to leave."""
-        if self._lease_side is not None:
-            self._lease_side.member.drain()
+        """Begin to leave; called in the lease thread."""
+        if self._lease_thread is not None:
+            self._lease_thread.member.drain()
 
     def _lease_ended(self) -> None:
-        """Whatever the reason, nobody need ask: what was lent is given back."""
-        self._stopped = asyncio.create_task(self._finish())
-        self._stopped.add_done_callback(lambda done: done.cancelled() or done.exception())
-        self._over.set()
+        """Release all resources, whatever the reason was."""
+        self._finish_task = asyncio.create_task(self._finish())
+        self._finish_task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        self._ended.set()
 
     async def _finish(self) -> None:
-        """The lease has ended: end the pumps, then give everything back."""
-        error = _outcome(self._leases)
+        """End the pumps after the lease has ended, then release all resources."""
+        error = _outcome(self._lease_future)
         try:
-            if self._floor is not None and error is not None:
+            if self._pump_manager is not None and error is not None:
                 with anyio.move_on_after(self.options.goodbye_s):
-                    await self._floor.on_error((None, None), error)
-            if self._work is not None:
-                self._work.cancel()
-                (ended,) = await asyncio.gather(self._work, return_exceptions=True)
+                    await self._pump_manager.on_error((None, None), error)
+            if self._pump_task is not None:
+                self._pump_task.cancel()
+                (ended,) = await asyncio.gather(self._pump_task, return_exceptions=True)
                 if isinstance(ended, BaseException) and not isinstance(
                     ended, asyncio.CancelledError
                 ):
@@ -369,26 +371,26 @@ class EventProcessor:
         finally:
             if self._pull is not None:
                 self._pull.end()
-            await self._give_back()
+            await self._close_resources()
         if error is not None:
             raise error
 
-    async def _give_back(self) -> None:
-        bridge, stack = self._bridge, self._on_lease
+    async def _close_resources(self) -> None:
+        loop_link, stack = self._loop_link, self._lease_stack
         if self._transactions is not None:
             await self._transactions.close()
-        if bridge is not None:
+        if loop_link is not None:
             if stack is not None:
-                await bridge.on_lease(stack.aclose)
-            await bridge.close()
+                await loop_link.on_lease(stack.aclose)
+            await loop_link.close()
 
 
 @contextmanager
 def blocking(processor: EventProcessor) -> Iterator[EventProcessor]:
     """Run a processor in the background, for programs without an event loop.
 
-    It is started at the beginning of the block, in a thread of its own, and stopped in good order
-    at its end.
+    It is started at the beginning of the block, in its own thread, and stopped gracefully at its
+    end.
     """
     with anyio.from_thread.start_blocking_portal() as portal:
         portal.call(processor.start)
@@ -399,11 +401,7 @@ def blocking(processor: EventProcessor) -> Iterator[EventProcessor]:
 
 
 def _check(source: object, store: object, options: object, hooks: object) -> None:
-    """Refuse what would fail much later, and where nobody looks.
-
-    Raises:
-        UsageError: with what to write.
-    """
+    """Refuse arguments that would fail much later."""
     if not all(hasattr(source, each) for each in ("name", "partitions", "receiver")):
         raise UsageError(
             f"the source must be an EventSource, not {source!r}: write "
@@ -424,5 +422,5 @@ def _outcome(leases: Future[None] | None) -> BaseException | None:
     if leases is None:
         return None
     if leases.cancelled():
-        return RuntimeError("the lease side was cancelled")
+        return RuntimeError("the lease thread was cancelled")
     return leases.exception()

@@ -1,26 +1,18 @@
-"""One partition, from its opening to its end: receiver, queue, handler, checkpoints.
+"""One partition, from opening to end: receiver, prefetch buffer, handler, checkpoints.
 
 ::
 
-    receiver (at the lease's epoch) ──> intake, bounded ──> handler ──> position ──> checkpoint
-         └── trouble: opened again after the last event that was handled, with growing pauses
+    receiver (at the lease's epoch) ──> prefetch buffer ──> handler ──> position ──> checkpoint
+         └── failure: opened again after the last event that was handled, with growing pauses
 
-The order of an end in good order: nothing more is taken in, the call that is under way ends,
-``on_partition_close`` is called, the position is stored, and only then is the partition given up.
-An end by force cancels what can be cancelled, and tells the handler afterwards.
+A graceful end: nothing more is received, the call in progress ends, ``on_partition_close`` is
+called, the position is stored, and only then is the partition given up. A forced end cancels what
+can be cancelled, and calls ``on_partition_close`` afterwards.
 
 Guarantees: an event is handled before any checkpoint passes it; the handler gets the events in
-order, one call at a time; after trouble with the source none comes twice.
-
-Opening a receiver where a partition is to go on, and what to do when that place is gone.
-
-How far a partition has come: what was delivered, what is done, and what the store knows.
-
-Guarantees: a position is written only for events that were delivered; what handlers are done with
-only rises; after a transaction whose outcome is unknown the store is asked before anything is
+order, one call at a time; after a failure of the source no event comes twice. The handled position
+never decreases. After a transaction whose outcome is unknown, the store is asked before anything is
 delivered again.
-
-What was received and waits for its handler: bounded by events and by bytes.
 """
 
 from __future__ import annotations
@@ -86,14 +78,13 @@ _MAX_COPIED_BYTES = 256 << 10
 
 
 class PrefetchBuffer:
-    """A queue for one receiver and one handler, in one event loop.
+    """A bounded queue between one receiver and one handler, in one event loop.
 
-    It takes a batch whenever it is below its limits, so it holds at most its limits and one batch
-    more.
+    It accepts a batch whenever it is below its limits, so it holds at most its limits and one batch
+    more. Small batches that wait are handed out together, up to ``batch_events``.
     """
 
     def __init__(self, *, max_events: int, max_bytes: int, batch_events: int = 1) -> None:
-        """Empty. Small batches that wait are handed out together, up to ``batch_events``."""
         self._max_events = max_events
         self._max_bytes = max_bytes
         self._batch_events = batch_events
@@ -104,7 +95,7 @@ class PrefetchBuffer:
         self._changed = anyio.Event()
 
     def __len__(self) -> int:
-        """How many events wait."""
+        """Return how many events wait."""
         return self._events
 
     async def room(self) -> None:
@@ -118,30 +109,30 @@ class PrefetchBuffer:
         self._batches.append((batch, size))
         self._events += len(batch)
         self._bytes += size
-        self._tell()
+        self._notify()
 
     async def get(self) -> EventBatch | None:
-        """The next batch; None once it is closed."""
+        """Return the next batch; None once it is closed."""
         while not self._closed:
             if self._batches:
-                batch = self._together()
-                self._tell()
+                batch = self._take_joined()
+                self._notify()
                 return batch
             await self._changed.wait()
         return None
 
     def close(self) -> None:
-        """Hand out nothing more, and forget what waits."""
+        """Hand out nothing more, and drop what waits."""
         self._closed = True
         self._batches.clear()
         self._events = self._bytes = 0
-        self._tell()
+        self._notify()
 
-    def _together(self) -> EventBatch:
-        """The first batch, with those that follow if all of them are small.
+    def _take_joined(self) -> EventBatch:
+        """Take the first batch, joined with those that follow if all of them are small.
 
-        A trickle is stored in frames of an event or two; when many of them wait, a call for each
-        would cost more than to copy them.
+        A slow stream is stored in frames of one or two events. When many of them wait, one call for
+        each costs more than copying them.
         """
         taken: list[EventBatch] = []
         events = total_bytes = 0
@@ -160,27 +151,26 @@ class PrefetchBuffer:
             taken.append(batch)
         return taken[0] if len(taken) == 1 else joined(taken)
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         self._changed.set()
         self._changed = anyio.Event()
 
 
 log = logging.getLogger("leasehold.processor")
 
-_ELSEWHERE = {OnTrimmed.EARLIEST: Start.earliest(), OnTrimmed.LATEST: Start.latest()}
+_START_AFTER_TRIM = {OnTrimmed.EARLIEST: Start.earliest(), OnTrimmed.LATEST: Start.latest()}
 
 
 async def open_receiver(
-    source: EventSource, tenure: Handle, *, group: str, start: Start, on_trimmed: OnTrimmed
+    source: EventSource, handle: Handle, *, group: str, start: Start, on_trimmed: OnTrimmed
 ) -> Receiver:
-    """A receiver at ``start``, or further ahead if that was removed and the options allow it.
+    """Open a receiver at ``start``, or further ahead if that was removed and the options allow it.
 
-    Raises:
-        PositionLost: there is no such place, and nobody said where to go on. Nothing else is taken
-            for that: its advice is to move a checkpoint.
-        ReaderDisplaced: the group has a receiver with a higher epoch.
+    Raises ``PositionLost`` only if the position does not exist and no option says where to resume:
+    its advice is to move a checkpoint. Raises ``ReaderDisplaced`` if the group has a receiver with
+    a higher epoch.
     """
-    partition, epoch, name = tenure.partition, tenure.ownership.epoch, tenure.ownership.holder
+    partition, epoch, name = handle.partition, handle.ownership.epoch, handle.ownership.holder
     try:
         return await source.receiver(partition, group=group, epoch=epoch, start=start, name=name)
     except Trimmed as trimmed:
@@ -196,7 +186,7 @@ async def open_receiver(
             "anew, or does another source of this name use the group? Move the checkpoint with "
             "`leasehold checkpoints reset`, or take another group"
         ) from error
-    start = _ELSEWHERE[on_trimmed]
+    start = _START_AFTER_TRIM[on_trimmed]
     receiver = await source.receiver(partition, group=group, epoch=epoch, start=start, name=name)
     log.warning(
         "partition %s: events up to %d were removed by retention before they were handled",
@@ -207,60 +197,59 @@ async def open_receiver(
 
 
 class PumpProgress:
-    """The part of a pump that handlers speak to, through their contexts.
+    """The position of a pump: delivered, done, and stored. Contexts of handlers use it.
 
-    ``write``, ``stored``, ``unsure`` and ``sure`` are safe from any thread.
+    ``write``, ``stored``, ``commit_unknown`` and ``commit_known`` are safe from any thread.
     """
 
-    def __init__(self, tenure: Handle, floor: PumpManager) -> None:
-        """Nothing is known yet."""
-        self.tenure = tenure
-        self._floor = floor
-        self._clock = floor.clock
-        self._options = floor.options
+    def __init__(self, handle: Handle, manager: PumpManager) -> None:
+        self.handle = handle
+        self._manager = manager
+        self._clock = manager.clock
+        self._options = manager.options
         contexts = (
-            PartitionContext(self, stream=floor.stream, group=floor.group),
-            BlockingContext(self, stream=floor.stream, group=floor.group),
+            PartitionContext(self, stream=manager.stream, group=manager.group),
+            BlockingContext(self, stream=manager.stream, group=manager.group),
         )
         self.contexts = contexts
         self.delivery = Delivery(
-            floor.handlers,
-            tenure,
+            manager.handlers,
+            handle,
             contexts,
-            options=floor.options,
-            board=floor.board,
-            clock=floor.clock,
-            rng=floor.rng,
-            on_error=lambda error: floor.on_error(contexts, error),
-            on_failure=lambda error: floor.on_error(contexts, error, by_user=True),
-            settle=self._settled_next,
-            late=lambda: floor.late(tenure.ownership),
+            options=manager.options,
+            event_bus=manager.event_bus,
+            clock=manager.clock,
+            rng=manager.rng,
+            on_error=lambda error: manager.on_error(contexts, error),
+            on_failure=lambda error: manager.on_error(contexts, error, by_user=True),
+            settle=self._next_after_stored,
+            on_late=lambda: manager.late(handle.ownership),
             advance=self._advance,
         )
-        now_s = floor.clock.boottime_s()
+        now_s = manager.clock.boottime_s()
         self.meter = LoadMeter(now_s)
         self.progress_at_s = now_s
-        self.vigil = StallWatch()
+        self.stall_watch = StallWatch()
         self.next: int | None = None
         self.stored_position: Position | None = None
         self._done = Position(sequence_number=-1)
-        self._since_put = 0
-        self._doubts = 0
-        self._began = 0
-        self._reason: CloseReason | None = None
+        self._events_since_put = 0
+        self._unknown_commits = 0
+        self._first_sequence = 0
+        self._close_reason: CloseReason | None = None
 
     @property
     def transactions(self) -> Transacting | None:
-        """See ``Desk``."""
-        return self._floor.transactions
+        """The store's shared transactions, if it has them."""
+        return self._manager.transactions
 
     @property
     def delivered(self) -> Position:
-        """See ``Desk``."""
-        call, batch = self.delivery.call, self.delivery.in_hand
+        """The last event that the handler was given so far."""
+        call, batch = self.delivery.call, self.delivery.current_batch
         if call is None or batch is None:
             return self._done
-        if self._floor.handlers.on_event is None:
+        if self._manager.handlers.on_event is None:
             return last_position(batch)
         event = call.event
         if event is None:
@@ -268,84 +257,84 @@ class PumpProgress:
         return position_of(event)
 
     @property
-    def in_hand(self) -> Position:
-        """See ``Desk``."""
-        call, batch = self.delivery.call, self.delivery.in_hand
-        if CALL.get() is call or self._floor.handlers.pulled:
+    def caller_position(self) -> Position:
+        """The last event that the caller was given."""
+        call, batch = self.delivery.call, self.delivery.current_batch
+        if CALL.get() is call or self._manager.handlers.pulled:
             return self.delivered
         if call is None or batch is None or not call.done:
             return self._done
         return last_position(batch.slice(0, call.done))
 
     def write(self, position: Position) -> Future[None]:
-        """See ``Desk``."""
+        """Have the position stored; the future is done when it is."""
         written: Future[None] = Future()
-        written.set_running_or_notify_cancel()  # who stops waiting does not stop the writing
+        written.set_running_or_notify_cancel()  # a caller that stops waiting does not cancel it
 
-        def told(error: LeaseholdError | None) -> None:
+        def on_done(error: LeaseholdError | None) -> None:
             if error is None:
                 self.stored(position)
                 written.set_result(None)
             else:
                 written.set_exception(error)
 
-        if not self.tenure.valid:
+        if not self.handle.valid:
             self.refused(position)
-            written.set_exception(self.tenure.lost())
+            written.set_exception(self.handle.lost())
         else:
-            self._floor.put_mark(self.tenure.ownership, position, 0.0, told)
+            self._manager.write_checkpoint(self.handle.ownership, position, 0.0, on_done)
         return written
 
     def stored(self, position: Position) -> None:
-        """The store has it. What is in doubt stays in doubt: this may be an earlier one."""
+        """Note a stored position. Unknown commits stay unknown: this may be an earlier one."""
         if self.stored_position is None or self.stored_position < position:
             self.stored_position = position
 
     def refused(self, position: Position) -> None:
-        """See ``Desk``."""
-        self._floor.refused(self.tenure, position)
+        """Report a position that came after the loss and was not sent."""
+        self._manager.refused(self.handle, position)
 
-    def unsure(self) -> None:
-        """See ``Desk``."""
-        self._doubts += 1
+    def commit_unknown(self) -> None:
+        """Ask the store before the next delivery: a commit may have happened."""
+        self._unknown_commits += 1
 
-    def sure(self, position: Position) -> None:
-        """See ``Desk``."""
-        self._doubts = max(0, self._doubts - 1)
+    def commit_known(self, position: Position) -> None:
+        """Note that a transaction stored the position."""
+        self._unknown_commits = max(0, self._unknown_commits - 1)
         self.stored(position)
 
     def _advance(self, done: EventBatch) -> None:
-        """These events are done with."""
+        """Note that these events are done."""
         now_s = self._clock.boottime_s()
         self._done = last_position(done)
         self.next = self._done.sequence_number + 1
         self.progress_at_s = now_s
-        self.vigil = StallWatch(lag_events=self.vigil.lag_events)
-        self._floor.weigh(self.meter, done, now_s)
-        self._since_put += len(done)
+        self.stall_watch = StallWatch(lag_events=self.stall_watch.lag_events)
+        self._manager.measure_load(self.meter, done, now_s)
+        self._events_since_put += len(done)
         if self.stored_position is not None and self._done <= self.stored_position:
-            self._since_put = 0
+            self._events_since_put = 0
             return
-        within_s = self._options.checkpoint.within_s(self._since_put)
-        if within_s == math.inf or not self.tenure.valid:
+        within_s = self._options.checkpoint.within_s(self._events_since_put)
+        if within_s == math.inf or not self.handle.valid:
             return
         if within_s == 0.0:
-            self._since_put = 0
+            self._events_since_put = 0
         written = WrittenListener(self.stored)
-        self._floor.put_mark(self.tenure.ownership, self._done, within_s, written)
+        self._manager.write_checkpoint(self.handle.ownership, self._done, within_s, written)
 
-    async def _settled_next(self) -> int:
-        """The event after the last that is known to be stored, after asking if that is in doubt."""
-        if self._doubts:
-            checkpoint = await self._floor.resuming.checkpoint(self.tenure.ownership.key)
+    async def _next_after_stored(self) -> int:
+        """Return the event after the last stored one; ask the store if a commit is unknown."""
+        if self._unknown_commits:
+            checkpoint = await self._manager.checkpoint_loader.checkpoint(self.handle.ownership.key)
             if checkpoint is not None:
                 self.stored(checkpoint.position)
-            self._doubts = 0
+            self._unknown_commits = 0
         stored = self.stored_position
         return -1 if stored is None else stored.sequence_number + 1
 
-    async def _stored_last(self) -> bool:
-        """Have the last position stored; False if the partition was lost before that."""
+    async def _store_last_position(self) -> bool:
+        """Store the last position; return False if the partition was lost before that."""
         stored = self.stored_position
         if not self._options.checkpoint.automatic or (stored is not None and self._done <= stored):
             return True
@@ -354,59 +343,58 @@ class PumpProgress:
         try:
             await asyncio.wrap_future(self.write(self._done))
         except CheckpointBehind:
-            return True  # one that the handler had asked for was stored after all, and is further
+            return True  # a later one of the handler was stored after all
         except LeaseholdError as error:
             log.warning("the last checkpoint was not written: %s", error)
-            if self._reason is None:
-                self._reason = CloseReason.LOST
+            if self._close_reason is None:
+                self._close_reason = CloseReason.LOST
             return False
         return True
 
-    def _tell_repeats(self) -> None:
-        """Say what was begun here and lies behind the checkpoint: it comes again (C5)."""
-        stored, reached = self.stored_position, self.delivery.reached
-        first = self._began if stored is None else stored.sequence_number + 1
-        if reached >= first:
-            self._tell(PossibleRepeats, events=reached - first + 1)
+    def _report_repeats(self) -> None:
+        """Report the events that began here and are behind the checkpoint: they come again (C5)."""
+        stored, last_delivered = self.stored_position, self.delivery.last_delivered
+        first = self._first_sequence if stored is None else stored.sequence_number + 1
+        if last_delivered >= first:
+            self._publish(PossibleRepeats, events=last_delivered - first + 1)
 
-    def _tell(self, kind: type[HookEvent], **values: object) -> None:
-        ownership = self.tenure.ownership
-        self._floor.board.tell(
+    def _publish(self, kind: type[HookEvent], **values: object) -> None:
+        ownership = self.handle.ownership
+        self._manager.event_bus.tell(
             kind(
                 holder=ownership.holder,
-                partition=self.tenure.partition,
+                partition=self.handle.partition,
                 epoch=ownership.epoch,
                 **values,
             )
         )
 
 
-_PAUSES = Backoff(base_s=0.1, max_s=15.0)
+_RETRY_BACKOFF = Backoff(base_s=0.1, max_s=15.0)
 
 
 class Pump(PumpProgress):
-    """Lives on the work side: ``run`` is its one task, everything else is called in that loop."""
+    """The pump of one ownership: ``run`` is its one task; all calls come from the same loop."""
 
-    def __init__(self, tenure: Handle, floor: PumpManager) -> None:
-        """For one ownership; not begun."""
-        super().__init__(tenure, floor)
-        self._goodbye_s = floor.options.goodbye_s
-        self._start = floor.options.start_of(tenure.partition)
+    def __init__(self, handle: Handle, manager: PumpManager) -> None:
+        super().__init__(handle, manager)
+        self._goodbye_s = manager.options.goodbye_s
+        self._start = manager.options.start_of(handle.partition)
         self._state = PartitionState.OPENING
         self._draining = False
         self._scope = anyio.CancelScope()
         self._session = anyio.CancelScope()
         self._opening = anyio.CancelScope()
         self._ending = anyio.CancelScope()
-        self._intake: PrefetchBuffer | None = None
+        self._prefetch_buffer: PrefetchBuffer | None = None
         self._opened = False
         self._given_away = False
 
-    # ------------------------------------------------- what others may ask
+    # ------------------------------------------------- called from outside
 
     @property
     def state(self) -> PartitionState:
-        """What it is at."""
+        """The state, including that of the handler call in progress."""
         call = self.delivery.call
         if call is not None and call.late:
             return PartitionState.STUCK
@@ -418,51 +406,51 @@ class Pump(PumpProgress):
 
     @property
     def work_waits(self) -> bool:
-        """Whether something was received that is not handled yet."""
-        return self.delivery.call is not None or bool(self._intake)
+        """Whether received events are not handled yet."""
+        return self.delivery.call is not None or bool(self._prefetch_buffer)
 
     def status(self) -> PartitionStatus:
-        """As it is now."""
+        """Return the status as it is now."""
         stored = self.stored_position
         return PartitionStatus(
-            partition=self.tenure.partition,
-            epoch=self.tenure.ownership.epoch,
+            partition=self.handle.partition,
+            epoch=self.handle.ownership.epoch,
             state=self.state,
             next=self.next,
             checkpoint=None if stored is None else stored.sequence_number,
-            waiting_events=len(self._intake) if self._intake is not None else 0,
+            waiting_events=len(self._prefetch_buffer) if self._prefetch_buffer is not None else 0,
             still_s=self.still_s(self._clock.boottime_s()),
         )
 
     def still_s(self, now_s: float) -> float:
-        """How long it has made no progress."""
+        """Return how long there was no progress, in seconds."""
         call = self.delivery.call
         since_s = self.progress_at_s if call is None else max(self.progress_at_s, call.began_s)
         return max(0.0, now_s - since_s)
 
     def drain(self) -> None:
-        """Stop in good order; ``run`` ends after that."""
-        if self._draining or self._reason is not None:
+        """Stop gracefully; ``run`` ends after that."""
+        if self._draining or self._close_reason is not None:
             return
         self._draining = True
-        self._tell(PartitionDraining)
+        self._publish(PartitionDraining)
         self._state = PartitionState.DRAINING
         self.delivery.stop()
-        if self._floor.handlers.on_drain is not None:
-            self._floor.handlers.on_drain(self.contexts[0])
-        if self._intake is not None:
-            self._intake.close()
+        if self._manager.handlers.on_drain is not None:
+            self._manager.handlers.on_drain(self.contexts[0])
+        if self._prefetch_buffer is not None:
+            self._prefetch_buffer.close()
         self._opening.cancel()
 
     def close(self, reason: CloseReason, *, given_up: bool = False) -> None:
-        """Stop at once: the partition is not ours any more.
+        """Stop immediately: the partition is no longer owned here.
 
         ``given_up``: by this host itself. The next owner then sees an orderly end.
         """
-        if self._reason is None:
-            self._reason = reason
+        if self._close_reason is None:
+            self._close_reason = reason
             self._given_away = given_up
-        self.delivery.stop()  # a thread that goes on must not begin with another event
+        self.delivery.stop()  # a thread that continues must not begin another event
         self._scope.cancel()
         self._ending.cancel()
 
@@ -475,13 +463,13 @@ class Pump(PumpProgress):
     # ------------------------------------------------------------- the work
 
     async def run(self) -> None:
-        """Work until ``drain`` or ``close``; then tell everybody."""
+        """Work until ``drain`` or ``close``; then end the partition and report it."""
         try:
             try:
                 with self._scope:
                     await self._work()
             except asyncio.CancelledError:
-                # All pumps are cancelled, which is more than this scope takes in: an end as well.
+                # All pumps are cancelled, not only this scope: end this one too.
                 self.close(CloseReason.ERROR)
                 with anyio.CancelScope(shield=True):
                     await self._end()
@@ -495,23 +483,23 @@ class Pump(PumpProgress):
         failures, began = 0, self.next
         while not self._draining:
             if self.next != began:
-                failures, began = 0, self.next  # only failures in a row make the pauses longer
+                failures, began = 0, self.next  # only consecutive failures lengthen the pauses
             with anyio.CancelScope() as self._session:
                 try:
                     await self._open_and_pump()
                 except PartitionStopped:
-                    await self._rest(PartitionState.STOPPED)
+                    await self._wait_for_stop(PartitionState.STOPPED)
                 except ReaderDisplaced as stolen:
-                    self._tell(ReceiverDisplaced, by=stolen.now_held_by)
+                    self._publish(ReceiverDisplaced, by=stolen.now_held_by)
                     failures += 1
                     await self._pause(failures)
                 except LeaseLost:
-                    if self.tenure.valid:
-                        self._floor.fenced(self.tenure)
-                    await anyio.sleep_forever()  # the member knows it too, and closes this pump
+                    if self.handle.valid:
+                        self._manager.fenced(self.handle)
+                    await anyio.sleep_forever()  # the member knows it, too, and closes this pump
                 except PositionLost as error:
-                    await self._floor.on_error(self.contexts, error)
-                    await self._rest(PartitionState.STOPPED)
+                    await self._manager.on_error(self.contexts, error)
+                    await self._wait_for_stop(PartitionState.STOPPED)
                 except Exception as error:  # noqa: BLE001
                     failures += 1
                     await self._restart(error, failures)
@@ -530,21 +518,21 @@ class Pump(PumpProgress):
             await self._begin(receiver)
             await self._pump(receiver)
         finally:
-            self._intake = None
+            self._prefetch_buffer = None
             with anyio.move_on_after(self._goodbye_s, shield=True):
                 await receiver.close()
 
     async def _pump(self, receiver: Receiver) -> None:
-        self._intake = PrefetchBuffer(
+        self._prefetch_buffer = PrefetchBuffer(
             max_events=self._options.prefetch_events,
             max_bytes=self._options.prefetch_bytes,
             batch_events=self._options.batch_events,
         )
         errors: list[Exception] = []
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._receive, receiver, self._intake, errors)
+            tasks.start_soon(self._receive, receiver, self._prefetch_buffer, errors)
             try:
-                await self._handle(self._intake)
+                await self._deliver_batches(self._prefetch_buffer)
             except Exception as error:  # noqa: BLE001
                 errors.insert(0, error)
             tasks.cancel_scope.cancel()
@@ -552,49 +540,49 @@ class Pump(PumpProgress):
             raise errors[0]
 
     async def _open(self) -> Receiver:
-        """A receiver at the next event, by the checkpoint if this is the first time."""
-        tenure, floor = self.tenure, self._floor
+        """Open a receiver at the next event; the first time, at the checkpoint."""
+        handle, manager = self.handle, self._manager
         if self.next is None:
-            checkpoint = await floor.resuming.checkpoint(tenure.ownership.key)
+            checkpoint = await manager.checkpoint_loader.checkpoint(handle.ownership.key)
             if checkpoint is not None:
                 self.next = checkpoint.resumes_at
                 self.stored_position = checkpoint.position
                 self._done = checkpoint.position
         return await open_receiver(
-            floor.source,
-            tenure,
-            group=floor.group,
+            manager.source,
+            handle,
+            group=manager.group,
             start=self._start if self.next is None else Start.sequence(self.next),
             on_trimmed=self._options.on_trimmed,
         )
 
     async def _begin(self, receiver: Receiver) -> None:
-        """The receiver is there: tell, if this is the first time or it stands further ahead."""
+        """Report the opening, the first time, and a position that moved ahead."""
         if self.next is not None and receiver.position > self.next:
-            self._tell(PositionMoved, wanted=self.next, found=receiver.position)
+            self._publish(PositionMoved, wanted=self.next, found=receiver.position)
         if self.next is None or receiver.position > self.next:
             self.next = receiver.position
         if not self._opened:
             if self.stored_position is None and self._start.kind is StartKind.LATEST:
-                # The end moves on: the next owner, without a checkpoint, would begin further ahead.
+                # The end moves: the next owner, without a checkpoint, would begin further ahead.
                 await asyncio.wrap_future(self.write(Position(sequence_number=self.next - 1)))
             self._opened = True
-            self._began = self.next
-            self._tell(PartitionOpened, position=self.next)
-            self._floor.ask_for_repeats(self.tenure, self.next)
-            handlers = self._floor.handlers
-            await self._floor.call_user(handlers.on_partition_open, self.contexts)
+            self._first_sequence = self.next
+            self._publish(PartitionOpened, position=self.next)
+            self._manager.count_repeats(self.handle, self.next)
+            handlers = self._manager.handlers
+            await self._manager.call_user(handlers.on_partition_open, self.contexts)
         self.progress_at_s = self._clock.boottime_s()
         if self._state is PartitionState.OPENING:
             self._state = PartitionState.WAITING
 
     async def _receive(
-        self, receiver: Receiver, intake: PrefetchBuffer, errors: list[Exception]
+        self, receiver: Receiver, prefetch_buffer: PrefetchBuffer, errors: list[Exception]
     ) -> None:
         try:
             while True:
-                await intake.room()
-                intake.put(
+                await prefetch_buffer.room()
+                prefetch_buffer.put(
                     await receiver.receive(
                         max_events=self._options.batch_events,
                         max_bytes=self._options.batch_bytes,
@@ -602,59 +590,59 @@ class Pump(PumpProgress):
                 )
         except Exception as error:  # noqa: BLE001
             errors.append(error)
-            intake.close()  # what is under way may end; then the pump begins anew
+            prefetch_buffer.close()  # the call in progress may end; then the pump restarts
 
-    async def _handle(self, intake: PrefetchBuffer) -> None:
+    async def _deliver_batches(self, prefetch_buffer: PrefetchBuffer) -> None:
         while not self._draining:
-            batch = await intake.get()
+            batch = await prefetch_buffer.get()
             if batch is None:
                 return
             await self.delivery.deliver(batch)
 
-    # -------------------------------------------------------------- trouble
+    # ------------------------------------------------------------- failures
 
-    async def _rest(self, state: PartitionState) -> None:
-        """Keep the partition and do nothing, until it is drained or lost."""
+    async def _wait_for_stop(self, state: PartitionState) -> None:
+        """Keep the partition without working on it, until it is drained or lost."""
         self._state = state
         await self.delivery.stopped.wait()
 
     async def _restart(self, error: Exception, failures: int) -> None:
-        pause_s = _PAUSES.pause_s(failures, self._floor.rng)
-        self._tell(PumpRestarted, error=error, pause_s=pause_s)
-        await self._floor.on_error(self.contexts, error)
+        pause_s = _RETRY_BACKOFF.pause_s(failures, self._manager.rng)
+        self._publish(PumpRestarted, error=error, pause_s=pause_s)
+        await self._manager.on_error(self.contexts, error)
         await self._pause(failures, pause_s)
 
     async def _pause(self, failures: int, pause_s: float | None = None) -> None:
         if pause_s is None:
-            pause_s = _PAUSES.pause_s(failures, self._floor.rng)
+            pause_s = _RETRY_BACKOFF.pause_s(failures, self._manager.rng)
         with suppress(TimeoutError):
             await self._clock.bounded(self.delivery.stopped.wait(), seconds=pause_s)
 
     # -------------------------------------------------------------- the end
 
     async def _end(self) -> None:
-        """In good order if nobody forced it: callback, checkpoint, then the word to the member."""
-        floor, reason = self._floor, self._reason
+        """Call ``on_partition_close``, store the last position, and report the end."""
+        manager, reason = self._manager, self._close_reason
         in_order = reason is None
         if reason is None:
-            reason = CloseReason.SHUTDOWN if floor.stopping else CloseReason.HANDED_OVER
+            reason = CloseReason.SHUTDOWN if manager.stopping else CloseReason.HANDED_OVER
         call = self.delivery.last_call
         if call is not None and call.running:
-            self._tell(HandlerAbandoned)
-            floor.abandoned(call)
+            self._publish(HandlerAbandoned)
+            manager.abandoned(call)
         if self._opened:
-            said = floor.call_user(floor.handlers.on_partition_close, self.contexts, reason)
+            said = manager.call_user(manager.handlers.on_partition_close, self.contexts, reason)
             if in_order:
                 with self._ending:
                     await said
-                    in_order = await self._stored_last()
+                    in_order = await self._store_last_position()
             else:
                 with suppress(TimeoutError):
                     await self._clock.bounded(said, seconds=self._goodbye_s)
-        if self._reason is not None:
-            reason, in_order = self._reason, False
+        if self._close_reason is not None:
+            reason, in_order = self._close_reason, False
         if in_order or self._given_away:
-            self._tell_repeats()
+            self._report_repeats()
         if self._opened:
-            self._tell(PartitionClosed, reason=reason, position=self.next)
-        floor.ended(self, in_order=in_order)
+            self._publish(PartitionClosed, reason=reason, position=self.next)
+        manager.ended(self, in_order=in_order)

@@ -1,7 +1,7 @@
-"""The work side: one pump for each partition that is owned, and a watchdog that looks at them.
+"""Runs one pump for each owned partition, discovers partitions, and watches for stalls.
 
-All methods are called in the loop of the user, but for those that say otherwise. Nothing here can
-delay the lease side.
+All methods are called in the user's loop, except those that say otherwise. Nothing here can delay
+the lease thread.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from leasehold.events.source import EventSource
     from leasehold.lease.handle import Handle
     from leasehold.model import Ownership, Position
-    from leasehold.processor.checkpoint_writer import Told
+    from leasehold.processor.checkpoint_writer import WriteCallback
     from leasehold.processor.context import Transacting
     from leasehold.processor.events import EventBus
     from leasehold.processor.handlers import HandlerCall, Handlers
@@ -51,12 +51,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("leasehold.processor")
 
-_LONGEST_LOOK_S = 15.0
-_SHORTEST_LOOK_S = 0.05
+_MAX_CHECK_INTERVAL_S = 15.0
+_MIN_CHECK_INTERVAL_S = 0.05
 _MOVING = frozenset(
     (PartitionState.WAITING, PartitionState.HANDLING, PartitionState.STUCK, PartitionState.OPENING)
 )
-# Ends that this host brings about itself: in the history they look like orderly ones.
+# Reasons by which this host ends its own term: the history shows an orderly end.
 _GIVEN_UP = frozenset(("drain limit", "stalled", "error", "shutdown"))
 _CLOSED_BY = {
     "handed over": CloseReason.HANDED_OVER,
@@ -67,58 +67,57 @@ _CLOSED_BY = {
 
 
 class PumpManager:
-    """The pumps of one processor."""
+    """The pumps of one processor. ``run`` must be running before anything is owned."""
 
     def __init__(
         self,
         source: EventSource,
-        lease_side: LeaseThread,
+        lease_thread: LeaseThread,
         *,
         group: str,
         options: ProcessorOptions,
         handlers: Handlers,
-        bridge: LoopLink,
-        board: EventBus,
+        loop_link: LoopLink,
+        event_bus: EventBus,
         clock: Clock,
         rng: random.Random,
         transactions: Transacting | None = None,
     ) -> None:
-        """Nothing is owned yet. ``run`` has to be running before anything is."""
         self.source = source
         self.stream = source.name
         self.group = group
         self.options = options
         self.handlers = handlers
-        self.board = board
+        self.event_bus = event_bus
         self.clock = clock
         self.rng = rng
         self.transactions = transactions
         self.stopping = False
-        self.resuming = CheckpointLoader(
-            lambda: bridge.on_lease(lease_side.checkpoints), clock=clock, rng=rng
+        self.checkpoint_loader = CheckpointLoader(
+            lambda: loop_link.on_lease(lease_thread.checkpoints), clock=clock, rng=rng
         )
-        self._lease_side = lease_side
-        self._bridge = bridge
+        self._lease_thread = lease_thread
+        self._loop_link = loop_link
         self._pumps: dict[tuple[str, int], Pump] = {}
         self._abandoned: list[HandlerCall] = []
         self._capped_at_s: float | None = None
         self._known: frozenset[str] = frozenset()
-        self._trouble: BaseException | None = None
+        self._member_error: BaseException | None = None
         self._tasks: TaskGroup | None = None
         self._idle = anyio.Event()
 
     @property
     def pumps(self) -> list[Pump]:
-        """All that have not ended."""
+        """All pumps that have not ended."""
         return list(self._pumps.values())
 
     @property
     def abandoned_calls(self) -> int:
-        """How many threads go on with a call that nobody waits for."""
+        """How many threads continue with a handler call that is no longer awaited."""
         return sum(call.running for call in self._abandoned)
 
     async def run(self) -> None:
-        """Work until cancelled; then every pump is ended."""
+        """Work until cancelled; then end every pump."""
         async with anyio.create_task_group() as self._tasks:
             try:
                 self._tasks.start_soon(self._watch)
@@ -132,106 +131,108 @@ class PumpManager:
         while self._pumps:
             await self._idle.wait()
 
-    # ------------------------------------------- told by the lease side
+    # ------------------------------------- called by the lease thread
 
-    def open(self, tenure: Handle) -> None:
+    def open(self, handle: Handle) -> None:
         """Begin to work on a partition."""
-        if tenure.ended is not None or self._tasks is None:
-            return  # it was lost before it was begun
-        pump = Pump(tenure, self)
-        self._pumps[tenure.ownership.key, tenure.ownership.epoch] = pump
+        if handle.ended is not None or self._tasks is None:
+            return  # it was lost before the work began
+        pump = Pump(handle, self)
+        self._pumps[handle.ownership.key, handle.ownership.epoch] = pump
         self._tasks.start_soon(self._run_pump, pump)
 
     def drain(self, ownership: Ownership) -> None:
-        """Stop in good order, and say so."""
+        """Stop the pump gracefully, and report it to the lease thread."""
         pump = self._pumps.get((ownership.key, ownership.epoch))
         if pump is None:
-            self._bridge.to_lease(lambda: self._lease_side.drained(ownership))
+            self._loop_link.to_lease(lambda: self._lease_thread.drained(ownership))
         else:
             pump.drain()
 
     def close(self, ownership: Ownership, reason: str) -> None:
-        """Stop at once."""
+        """Stop the pump immediately."""
         pump = self._pumps.get((ownership.key, ownership.epoch))
         if pump is not None:
-            closed_by = _CLOSED_BY.get(reason) or self._forced(reason)
+            closed_by = _CLOSED_BY.get(reason) or self._forced_close_reason(reason)
             if closed_by is CloseReason.STALLED:
-                self._tell_stalled(pump, "passed on to another host", given_up=True)
+                self._report_stalled(pump, "passed on to another host", given_up=True)
             pump.close(closed_by, given_up=reason in _GIVEN_UP)
 
-    def _forced(self, reason: str) -> CloseReason:
+    def _forced_close_reason(self, reason: str) -> CloseReason:
         if reason != "shutdown":
             return CloseReason.LOST
         return CloseReason.SHUTDOWN if self.stopping else CloseReason.ERROR
 
-    # ----------------------------------------------- what pumps ask for
+    # ------------------------------------------------- called by pumps
 
-    def put_mark(
-        self, ownership: Ownership, position: Position, within_s: float, told: Told
+    def write_checkpoint(
+        self, ownership: Ownership, position: Position, within_s: float, on_done: WriteCallback
     ) -> None:
         """Have a position stored. From any thread."""
-        self._lease_side.marks.put(ownership, position, within_s=within_s, told=told)
+        self._lease_thread.checkpoint_writer.put(
+            ownership, position, within_s=within_s, on_done=on_done
+        )
 
-    def refused(self, tenure: Handle, position: Position) -> None:
-        """A checkpoint came after the end of its ownership, and was not even sent."""
-        self.board.tell(
+    def refused(self, handle: Handle, position: Position) -> None:
+        """Report a checkpoint that came after the end of its ownership and was not sent."""
+        self.event_bus.tell(
             CheckpointRefused(
-                holder=tenure.ownership.holder,
-                partition=tenure.partition,
-                epoch=tenure.ownership.epoch,
+                holder=handle.ownership.holder,
+                partition=handle.partition,
+                epoch=handle.ownership.epoch,
                 sequence_number=position.sequence_number,
-                why=tenure.ended or "trust window over",
+                why=handle.ended or "trust window over",
             )
         )
 
-    def fenced(self, tenure: Handle) -> None:
-        """The store has refused a write under this ownership: the member has yet to hear of it."""
-        self._bridge.to_lease(lambda: self._lease_side.fenced(tenure.ownership))
+    def fenced(self, handle: Handle) -> None:
+        """Report that the store refused a write under this ownership before the member knew."""
+        self._loop_link.to_lease(lambda: self._lease_thread.fenced(handle.ownership))
 
-    def weigh(self, meter: LoadMeter, done: EventBatch, now_s: float) -> None:
-        """Note what a partition has cost."""
+    def measure_load(self, meter: LoadMeter, done: EventBatch, now_s: float) -> None:
+        """Add handled events to the load of a partition."""
         if self.options.load is LoadMeasure.BYTES:
             meter.add(done.arrow.nbytes, now_s)
         else:
             meter.add(len(done), now_s)
 
     def loads(self) -> Mapping[str, float]:
-        """How heavy each partition is, by its key."""
+        """Return the load of each partition, by its key."""
         now_s = self.clock.boottime_s()
         lag = self.options.load is LoadMeasure.LAG
         return {
-            pump.tenure.ownership.key: rounded(
-                pump.vigil.lag_events if lag else pump.meter.rate(now_s)
+            pump.handle.ownership.key: rounded(
+                pump.stall_watch.lag_events if lag else pump.meter.rate(now_s)
             )
             for pump in self.pumps
         }
 
     def late(self, ownership: Ownership) -> None:
-        """A handler in a thread is over its limit: its partition goes to another host."""
+        """Give up a partition whose handler, in a thread, is over its timeout."""
         pump = self._pumps.get((ownership.key, ownership.epoch))
         if pump is not None:
-            pump.vigil.late = True
+            pump.stall_watch.late = True
             self._stalled(pump, give_up=True)
 
-    def ask_for_repeats(self, tenure: Handle, position: int) -> None:
-        """Find out, beside the work, how many of the events to come may have been handled."""
-        if tenure.ownership.epoch > 1 and self._tasks is not None:
-            self._tasks.start_soon(self._count_repeats, tenure, position)
+    def count_repeats(self, handle: Handle, position: int) -> None:
+        """Start to count how many of the next events may have been handled before."""
+        if handle.ownership.epoch > 1 and self._tasks is not None:
+            self._tasks.start_soon(self._count_repeats, handle, position)
 
     async def on_error(
         self, contexts: tuple[object, object], error: BaseException, *, by_user: bool = False
     ) -> None:
-        """Tell the user's error handler. What that raises is logged.
+        """Log the error and call the user's error handler. What that raises is logged.
 
-        ``by_user``: a function of the user's has raised it, and its lines are worth to be seen.
+        ``by_user``: a function of the user raised it, so its traceback is worth logging.
         """
-        # An error of ours, such as of a source that is away, says all of it in its message.
+        # The message of a LeaseholdError, such as of an unavailable source, is enough.
         trace = error if by_user or not isinstance(error, LeaseholdError) else None
-        words = (self._place_of(contexts[0]), reason_of(error))
-        log.error("%s: %s", *words, exc_info=trace, extra={"error": error})
+        message = (self._describe(contexts[0]), reason_of(error))
+        log.error("%s: %s", *message, exc_info=trace, extra={"error": error})
         await self._guarded(self.handlers.on_error, contexts, error)
 
-    def _place_of(self, context: object) -> str:
+    def _describe(self, context: object) -> str:
         if isinstance(context, PartitionContext):
             return f"partition {context.partition} (epoch {context.epoch}) of {self.stream}"
         return f"{self.stream} for {self.group}"
@@ -241,35 +242,36 @@ class PumpManager:
     ) -> None:
         """Call one of the user's functions. What it raises goes to the error handler."""
         try:
-            await self.handlers.tell(function, contexts, *values)
+            await self.handlers.invoke(function, contexts, *values)
         except Exception as error:  # noqa: BLE001
             await self.on_error(contexts, error, by_user=True)
 
-    def trouble(self, error: BaseException) -> None:
-        """A cycle of the member failed: an error outside any partition.
+    def member_failed(self, error: BaseException) -> None:
+        """Report a failed cycle of the member: an error outside any partition.
 
-        The user's function is told of one at a time; of those that come meanwhile, of the last.
+        One call of the error handler runs at a time; of the errors that come in the meantime, the
+        last is reported.
         """
-        told, self._trouble = self._trouble is not None, error
-        if not told and self._tasks is not None:
-            self._tasks.start_soon(self._tell_trouble)
+        reporting, self._member_error = self._member_error is not None, error
+        if not reporting and self._tasks is not None:
+            self._tasks.start_soon(self._report_member_error)
 
-    async def _tell_trouble(self) -> None:
-        while (error := self._trouble) is not None:
+    async def _report_member_error(self) -> None:
+        while (error := self._member_error) is not None:
             await self._guarded(self.handlers.on_error, (None, None), error)
-            if self._trouble is error:
-                self._trouble = None
+            if self._member_error is error:
+                self._member_error = None
 
     def abandoned(self, call: HandlerCall) -> None:
-        """A thread goes on with a call that nobody waits for."""
+        """Count a thread that continues with a call that is no longer awaited."""
         self._abandoned.append(call)
 
     def ended(self, pump: Pump, *, in_order: bool) -> None:
-        """The pump has ended; in order means: the member may give the partition away now."""
-        ownership = pump.tenure.ownership
+        """Remove a pump; ``in_order``: the member may now give the partition away."""
+        ownership = pump.handle.ownership
         self._pumps.pop((ownership.key, ownership.epoch), None)
         if in_order:
-            self._bridge.to_lease(lambda: self._lease_side.drained(ownership))
+            self._loop_link.to_lease(lambda: self._lease_thread.drained(ownership))
         self._idle.set()
         self._idle = anyio.Event()
 
@@ -277,32 +279,34 @@ class PumpManager:
         try:
             await pump.run()
         except Exception as error:  # noqa: BLE001
-            # A fault of ours. The partition must not stay with a host that does nothing for it.
+            # A bug in Leasehold. The partition must not stay with a host that does not work on it.
             await self.on_error(pump.contexts, error)
             self.ended(pump, in_order=False)
-            ownership = pump.tenure.ownership
-            self._bridge.to_lease(lambda: self._lease_side.give_up(ownership, "error"))
+            ownership = pump.handle.ownership
+            self._loop_link.to_lease(lambda: self._lease_thread.give_up(ownership, "error"))
 
     async def _guarded(
         self, function: Callable[..., Any] | None, contexts: tuple[object, object], *values: object
     ) -> None:
         try:
-            await self.handlers.tell(function, contexts, *values)
+            await self.handlers.invoke(function, contexts, *values)
         except Exception:
             log.exception("on_error failed")
 
-    async def _count_repeats(self, tenure: Handle, position: int) -> None:
+    async def _count_repeats(self, handle: Handle, position: int) -> None:
         with suppress(Exception):  # it is only a number; an error here must not end the pumps
-            if await self._bridge.on_lease(lambda: self._lease_side.follows_order(tenure)):
+            if await self._loop_link.on_lease(
+                lambda: self._lease_thread.follows_orderly_end(handle)
+            ):
                 return
-            ends = await self.source.ends([tenure.partition])
-            events = max(0, ends[tenure.partition].next - position)
+            ends = await self.source.ends([handle.partition])
+            events = max(0, ends[handle.partition].next - position)
             if events:
-                self.board.tell(
+                self.event_bus.tell(
                     PossibleRepeats(
-                        holder=tenure.ownership.holder,
-                        partition=tenure.partition,
-                        epoch=tenure.ownership.epoch,
+                        holder=handle.ownership.holder,
+                        partition=handle.partition,
+                        epoch=handle.ownership.epoch,
                         events=events,
                     )
                 )
@@ -310,16 +314,12 @@ class PumpManager:
     # -------------------------------------------------------- partitions
 
     async def discover(self) -> None:
-        """Declare the partitions that the source has and the store may not know (P1).
-
-        Raises:
-            LeaseholdError: the source or the store can not be asked.
-        """
+        """Declare the partitions that the source has and the store may not know (P1)."""
         found = frozenset(await self.source.partitions())
         new = found - self._known
         if new:
             keys = sorted(partition_key(self.stream, self.group, each) for each in new)
-            await self._bridge.on_lease(lambda: self._lease_side.declare(keys))
+            await self._loop_link.on_lease(lambda: self._lease_thread.declare(keys))
             self._known |= new
 
     async def _discover_again(self) -> None:
@@ -333,16 +333,18 @@ class PumpManager:
     # ---------------------------------------------------------- watchdog
 
     async def _watch(self) -> None:
-        every_s = min(max(self.options.stall.check_interval_s, _SHORTEST_LOOK_S), _LONGEST_LOOK_S)
+        interval_s = min(
+            max(self.options.stall.check_interval_s, _MIN_CHECK_INTERVAL_S), _MAX_CHECK_INTERVAL_S
+        )
         while True:
-            await self.clock.sleep(every_s)
+            await self.clock.sleep(interval_s)
             self._forget_ended_calls()
             try:
-                await self._look()
+                await self._check_pumps()
             except Exception as error:  # noqa: BLE001
                 await self.on_error((None, None), error)
 
-    async def _look(self) -> None:
+    async def _check_pumps(self) -> None:
         rule, now_s = self.options.stall, self.clock.boottime_s()
         moving = [pump for pump in self.pumps if pump.state in _MOVING]
         quiet = [
@@ -350,60 +352,60 @@ class PumpManager:
         ]
         asked = self.pumps if self.options.load is LoadMeasure.LAG else quiet
         if asked:
-            ends = await self.source.ends([pump.tenure.partition for pump in asked])
+            ends = await self.source.ends([pump.handle.partition for pump in asked])
             for pump in asked:
-                end = ends.get(pump.tenure.partition)
-                pump.vigil.lag_events = 0
+                end = ends.get(pump.handle.partition)
+                pump.stall_watch.lag_events = 0
                 if end is not None and pump.next is not None:
-                    pump.vigil.lag_events = max(0, end.next - pump.next)
+                    pump.stall_watch.lag_events = max(0, end.next - pump.next)
         for pump in moving:
-            if pump.vigil.kept:
+            if pump.stall_watch.kept:
                 self._give_up(pump)
             waits, still_s = pump.work_waits, pump.still_s(now_s)
             if pump in quiet and not waits and pump.state is not PartitionState.OPENING:
-                waits, still_s = pump.vigil.lag_events > 0, pump.vigil.behind_s(now_s)
+                waits, still_s = pump.stall_watch.lag_events > 0, pump.stall_watch.behind_s(now_s)
             waits = waits or pump.state is PartitionState.OPENING
             verdict = rule.judge(work_waits=waits, still_s=still_s)
             if verdict is not StallVerdict.FINE:
                 self._stalled(pump, give_up=verdict is StallVerdict.GIVE_UP)
 
     def _give_up(self, pump: Pump) -> None:
-        """Have the partition passed on; ``close`` is told, or ``kept`` if nobody can take it."""
-        pump.vigil.given_up, pump.vigil.kept = True, False
+        """Have the partition passed on; ``close`` or ``keep_stalled`` follows."""
+        pump.stall_watch.given_up, pump.stall_watch.kept = True, False
         self._capped_at_s = self.clock.boottime_s()
-        ownership = pump.tenure.ownership
-        self._bridge.to_lease(lambda: self._lease_side.give_up(ownership, "stalled"))
+        ownership = pump.handle.ownership
+        self._loop_link.to_lease(lambda: self._lease_thread.give_up(ownership, "stalled"))
 
-    def kept(self, ownership: Ownership) -> None:
-        """Nobody could take a partition that was given up: it is tried again."""
+    def keep_stalled(self, ownership: Ownership) -> None:
+        """Keep a partition that no other host could take; it is offered again later."""
         pump = self._pumps.get((ownership.key, ownership.epoch))
-        if pump is not None and pump.vigil.given_up:
-            pump.vigil.kept = True
-            if not pump.vigil.kept_told:
-                pump.vigil.kept_told = True
-                self._tell_stalled(pump, "kept, since no other host can take it", given_up=False)
+        if pump is not None and pump.stall_watch.given_up:
+            pump.stall_watch.kept = True
+            if not pump.stall_watch.kept_reported:
+                pump.stall_watch.kept_reported = True
+                self._report_stalled(pump, "kept, since no other host can take it", given_up=False)
 
     def _stalled(self, pump: Pump, *, give_up: bool) -> None:
-        reported, pump.vigil.reported = pump.vigil.reported, True
+        reported, pump.stall_watch.reported = pump.stall_watch.reported, True
         if give_up:
-            if not pump.vigil.given_up:
+            if not pump.stall_watch.given_up:
                 self._give_up(pump)
         elif not reported:
-            self._tell_stalled(pump, "", given_up=False)
+            self._report_stalled(pump, "", given_up=False)
             pump.reopen()
 
-    def _tell_stalled(self, pump: Pump, what: str, *, given_up: bool) -> None:
-        still_s, limit_s = pump.still_s(self.clock.boottime_s()), self.handlers.limit_s
+    def _report_stalled(self, pump: Pump, what: str, *, given_up: bool) -> None:
+        still_s, limit_s = pump.still_s(self.clock.boottime_s()), self.handlers.timeout_s
         why = f"no progress for {still_s:.1f} s ({pump.state.value})"
-        if pump.vigil.late and limit_s is not None:
+        if pump.stall_watch.late and limit_s is not None:
             why = f"a handler is over handler_timeout ({limit_s:g} s) and can not be stopped"
-        words = f"{why}: {what}" if what else why
-        log.warning("partition %s: %s", pump.tenure.partition, words)
-        self.board.tell(
+        message = f"{why}: {what}" if what else why
+        log.warning("partition %s: %s", pump.handle.partition, message)
+        self.event_bus.tell(
             Stalled(
-                holder=pump.tenure.ownership.holder,
-                partition=pump.tenure.partition,
-                epoch=pump.tenure.ownership.epoch,
+                holder=pump.handle.ownership.holder,
+                partition=pump.handle.partition,
+                epoch=pump.handle.ownership.epoch,
                 still_s=still_s,
                 given_up=given_up,
             )
@@ -417,7 +419,7 @@ class PumpManager:
         capped_s = 0.0
         if self._capped_at_s is not None:
             capped_s = self.clock.boottime_s() - self._capped_at_s
-        # What was not a thread may be stuck again at once: leave the others a while with it.
+        # What was not a thread may get stuck again immediately: give other hosts some time.
         if ended or capped_s >= self.options.stall.stall_after_s:
             self._capped_at_s = None
-            self._bridge.to_lease(self._lease_side.recovered)
+            self._loop_link.to_lease(self._lease_thread.recovered)

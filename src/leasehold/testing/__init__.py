@@ -1,14 +1,16 @@
-"""For those who test: their own stores, and their own programs that use leases.
+"""Test kit: for authors of stores, and for programs that use leases.
 
 =====================================  ========================================================
 module                                 what it offers
 =====================================  ========================================================
 ``leasehold.testing.clock``            ``ManualClock``: time passes when the test says so
-``leasehold.testing.faults``           ``LosingStore``: answers that never come, at will
+``leasehold.testing.faults``           ``FaultyStore``: loses requests and answers on demand
+``leasehold.testing.source``           ``MemorySource``: an event source without files
 ``leasehold.testing.disk``             disks that fail, are killed, or lose what was not synced
 ``leasehold.testing.linearizability``  a checker for recorded histories of one key
 ``leasehold.testing.contract``         the suite that every store has to pass; needs pytest
 ``leasehold.testing.worker``           the processes that the suite lets race for a key
+``leasehold.testing.sim``              a deterministic simulator with fault injection
 =====================================  ========================================================
 
 To prove a store, subclass ``leasehold.testing.contract.StoreContract`` and give it a fixture::

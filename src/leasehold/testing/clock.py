@@ -1,4 +1,4 @@
-"""A clock that stands still until it is told to go on."""
+"""A clock that moves only when a test advances it."""
 
 from __future__ import annotations
 
@@ -21,36 +21,35 @@ _START_BOOTTIME_S = 1000.0
 class ManualClock:
     """A ``Clock`` whose time passes only in ``advance``: no test waits, and edges are exact.
 
-    Both of its faces move together: ``utc_now`` is ``start`` plus all that has passed.
+    Both of its times move together: ``utc_now`` is ``start`` plus all that has passed.
     """
 
     def __init__(self, *, start: datetime = START) -> None:
-        """Stand still at ``start``."""
         self._start = start
         self._passed_s = 0.0
         self._alarms: list[tuple[float, Callable[[], None]]] = []
 
     @property
     def slice_s(self) -> float:
-        """See ``Clock``: nothing stands still here but the clock itself."""
+        """Infinite: timers here never run ahead of the clock."""
         return math.inf
 
     def boottime_s(self) -> float:
-        """See ``Clock``."""
+        """Return the seconds that have passed, plus a constant."""
         return _START_BOOTTIME_S + self._passed_s
 
     def utc_now(self) -> datetime:
-        """See ``Clock``."""
+        """Return ``start`` plus the time that has passed."""
         return self._start + timedelta(seconds=self._passed_s)
 
     def advance(self, seconds: float) -> None:
-        """Let ``seconds`` pass at once, and wake whoever waited for a moment up to now."""
+        """Let ``seconds`` pass, and wake every waiter that is due."""
         if seconds < 0:
             raise ValueError(f"a clock does not go back: {seconds:g} s")
         self._passed_s += seconds
-        for due_s, ring in list(self._alarms):
+        for due_s, wake in list(self._alarms):
             if due_s <= self._passed_s:
-                ring()
+                wake()
 
     async def sleep(self, seconds: float) -> None:
         """Return when ``advance`` has let ``seconds`` pass."""
@@ -69,10 +68,10 @@ class ManualClock:
         raise TimeoutError(f"no answer within {seconds:g} s by the manual clock")
 
     @contextmanager
-    def _alarm(self, seconds: float, ring: Callable[[], None]) -> Iterator[None]:
-        alarm = (self._passed_s + seconds, ring)
+    def _alarm(self, seconds: float, wake: Callable[[], None]) -> Iterator[None]:
+        alarm = (self._passed_s + seconds, wake)
         if seconds <= 0:
-            ring()
+            wake()
         self._alarms.append(alarm)
         try:
             yield

@@ -1,21 +1,17 @@
-"""Disks that misbehave on purpose: for those who test what is written to volumes.
+"""Disks that misbehave on purpose: for tests of what is written to volumes.
 
-Each takes a ``Disk`` and is one, so they can be put on top of each other:
+Each takes a ``Disk`` and is one, so they can be stacked:
 
-``RecordingDisk``  remembers the points that a run passes, such as ``"before rename fence"``
-``KillingDisk``    calls a function of yours at one of these points
-``FailingDisk``    lets whole volumes go away, be full or read-only, and come back
+* ``PassingDisk`` passes every call on; the base of the others
+* ``RecordingDisk`` records the points that a run passes, such as ``"before rename fence"``
+* ``KillingDisk`` calls your function at one of these points
+* ``FailingDisk`` lets volumes fail, be full or read-only, and recover
+* ``PowerCutDisk`` loses what was not synced, as a power cut does
 
-``PowerCutDisk``   forgets what was not synced
-
-A disk that hands every call on to another: what the misbehaving ones build on.
-
-A disk that forgets: what a power cut leaves of files that were not synced.
-
-Contents are kept once ``sync`` has returned, names once ``sync_directory`` has. Of everything
-else a cut keeps any part, by lot: some writes and not others, half of one, zeros where bytes were;
-new names or not, renames and removals or not. It is harsher than most file systems are.
-Directories themselves are not forgotten.
+In ``PowerCutDisk`` contents are kept once ``sync`` has returned, names once ``sync_directory`` has.
+Of everything else a cut keeps any part, at random: some writes and not others, half of one, zeros
+where bytes were; new names or not, renames and removals or not. It is harsher than most file
+systems. Directories themselves are kept.
 """
 
 from __future__ import annotations
@@ -35,80 +31,79 @@ if TYPE_CHECKING:
 
 
 class PassingDisk:
-    """Hands every call on, and knows the path behind each descriptor."""
+    """Passes every call on to ``disk``, and knows the path behind each descriptor."""
 
     def __init__(self, disk: Disk) -> None:
-        """Pass everything on to ``disk``."""
         self.disk = disk
         self.paths: dict[int, str] = {}
 
     def create(self, path: str, *, what: str) -> int:
-        """See ``Disk``."""
+        """Create the file."""
         fd = self.disk.create(path, what=what)
         self.paths[fd] = path
         return fd
 
     def open(self, path: str, *, write: bool = False) -> int:
-        """See ``Disk``."""
+        """Open the file."""
         fd = self.disk.open(path, write=write)
         self.paths[fd] = path
         return fd
 
     def close(self, fd: int) -> None:
-        """See ``Disk``."""
+        """Close the descriptor."""
         self.paths.pop(fd, None)
         self.disk.close(fd)
 
     def write_at(self, fd: int, data: Bytes, offset: int, *, what: str) -> None:
-        """See ``Disk``."""
+        """Write at the offset."""
         self.disk.write_at(fd, data, offset, what=what)
 
     def read_at(self, fd: int, size: int, offset: int) -> bytes:
-        """See ``Disk``."""
+        """Read at the offset."""
         return self.disk.read_at(fd, size, offset)
 
     def size(self, fd: int) -> int:
-        """See ``Disk``."""
+        """Return the size of the file."""
         return self.disk.size(fd)
 
     def exists(self, path: str) -> bool:
-        """See ``Disk``."""
+        """Return whether the path exists."""
         return self.disk.exists(path)
 
     def sync(self, fds: Sequence[int], *, what: str) -> Mapping[int, OSError]:
-        """See ``Disk``."""
+        """Sync the files; return those that failed."""
         return self.disk.sync(fds, what=what)
 
     def sync_directory(self, path: str, *, what: str) -> None:
-        """See ``Disk``."""
+        """Sync the directory."""
         self.disk.sync_directory(path, what=what)
 
     def rename(self, source: str, target: str, *, what: str) -> None:
-        """See ``Disk``."""
+        """Rename the file."""
         self.disk.rename(source, target, what=what)
 
     def link(self, source: str, target: str, *, what: str) -> None:
-        """See ``Disk``."""
+        """Link the file under a second name."""
         self.disk.link(source, target, what=what)
 
     def truncate(self, path: str, size: int, *, what: str) -> None:
-        """See ``Disk``."""
+        """Truncate the file."""
         self.disk.truncate(path, size, what=what)
 
     def unlink(self, path: str, *, what: str) -> None:
-        """See ``Disk``."""
+        """Remove the file."""
         self.disk.unlink(path, what=what)
 
     def names(self, path: str) -> list[str]:
-        """See ``Disk``."""
+        """Return the names in the directory."""
         return self.disk.names(path)
 
     def make_directory(self, path: str, *, what: str) -> None:
-        """See ``Disk``."""
+        """Create the directory."""
         self.disk.make_directory(path, what=what)
 
     def free_bytes(self, path: str) -> int:
-        """See ``Disk``."""
+        """Return the free space in bytes."""
         return self.disk.free_bytes(path)
 
 
@@ -118,7 +113,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class _Inode:
-    """One inode: what is safe of it, and what was written since."""
+    """One inode: its safe contents, and the writes since."""
 
     safe: bytes = b""
     waiting: list[tuple[int, bytes]] = field(default_factory=list)
@@ -129,7 +124,7 @@ class _Inode:
         self.waiting.clear()
 
     def after_a_cut(self, rng: random.Random) -> bytes:
-        """Mostly the first writes and a torn one; sometimes any of them, in any order."""
+        """Return mostly the first writes and a torn one; sometimes any of them."""
         found = self.safe
         waiting = self.waiting
         if rng.random() < 0.3:
@@ -157,7 +152,7 @@ class _Directory:
     now: Names = field(default_factory=dict)
 
     def change(self, *parts: tuple[str, _Inode | None]) -> None:
-        """One change, all of it or nothing: a rename has two parts."""
+        """Record one atomic change: a rename has two parts."""
         self.waiting.append(list(parts))
         _changed(self.now, parts)
 
@@ -176,14 +171,13 @@ class _Directory:
 
 
 class PowerCutDisk(PassingDisk):
-    """Passes everything on, and knows what of it is not safe yet.
+    """Passes every call on, and knows what is not safe yet.
 
-    Whatever was there before is taken as safe. Renames stay within one directory. ``sync`` of a
-    file makes its contents safe and not its name, as POSIX has it.
+    What existed before counts as safe. Renames stay within one directory. ``sync`` of a file makes
+    its contents safe but not its name, as in POSIX.
     """
 
     def __init__(self, disk: Disk) -> None:
-        """Begin with everything safe."""
         super().__init__(disk)
         self._files: dict[int, _Inode] = {}
         self._folders: dict[str, _Directory] = {}
@@ -191,7 +185,7 @@ class PowerCutDisk(PassingDisk):
     def cut(self, rng: random.Random) -> None:
         """Put the directories into a state that a power cut could leave.
 
-        All processes are dead then: descriptors from before must only be closed.
+        All processes have ended then: descriptors from before must only be closed.
         """
         for directory, folder in self._folders.items():
             left = {name: file.after_a_cut(rng) for name, file in folder.after_a_cut(rng).items()}
@@ -203,7 +197,7 @@ class PowerCutDisk(PassingDisk):
         self._folders.clear()
 
     def create(self, path: str, *, what: str) -> int:
-        """See ``Disk``."""
+        """Create the file."""
         folder, name = self._at(path)
         fd = super().create(path, what=what)
         self._files[fd] = file = _Inode()
@@ -211,7 +205,7 @@ class PowerCutDisk(PassingDisk):
         return fd
 
     def open(self, path: str, *, write: bool = False) -> int:
-        """See ``Disk``."""
+        """Open the file."""
         fd = super().open(path, write=write)
         if Path(path).is_file():
             folder, name = self._at(path)
@@ -219,17 +213,17 @@ class PowerCutDisk(PassingDisk):
         return fd
 
     def close(self, fd: int) -> None:
-        """See ``Disk``."""
+        """Close the descriptor."""
         self._files.pop(fd, None)
         super().close(fd)
 
     def write_at(self, fd: int, data: Bytes, offset: int, *, what: str) -> None:
-        """See ``Disk``."""
+        """Write at the offset."""
         super().write_at(fd, data, offset, what=what)
         self._files[fd].waiting.append((offset, bytes(data)))
 
     def sync(self, fds: Sequence[int], *, what: str) -> Mapping[int, OSError]:
-        """See ``Disk``."""
+        """Sync the files; return those that failed."""
         failed = super().sync(fds, what=what)
         for fd in fds:
             if fd not in failed:
@@ -237,25 +231,25 @@ class PowerCutDisk(PassingDisk):
         return failed
 
     def sync_directory(self, path: str, *, what: str) -> None:
-        """See ``Disk``."""
+        """Sync the directory."""
         super().sync_directory(path, what=what)
         if path in self._folders:
             self._folders[path].settle()
 
     def rename(self, source: str, target: str, *, what: str) -> None:
-        """See ``Disk``."""
+        """Rename the file."""
         folder, name = self._at(source)
         super().rename(source, target, what=what)
         folder.change((name, None), (os.path.basename(target), folder.now[name]))  # noqa: PTH119
 
     def link(self, source: str, target: str, *, what: str) -> None:
-        """See ``Disk``."""
+        """Link the file under a second name."""
         folder, name = self._at(source)
         super().link(source, target, what=what)
         folder.change((os.path.basename(target), folder.now[name]))  # noqa: PTH119
 
     def truncate(self, path: str, size: int, *, what: str) -> None:
-        """See ``Disk``."""
+        """Truncate the file."""
         folder, name = self._at(path)
         super().truncate(path, size, what=what)
         file = folder.now[name]
@@ -263,7 +257,7 @@ class PowerCutDisk(PassingDisk):
         file.safe = file.safe[:size]
 
     def unlink(self, path: str, *, what: str) -> None:
-        """See ``Disk``."""
+        """Remove the file."""
         folder, name = self._at(path)
         super().unlink(path, what=what)
         if name in folder.now:
@@ -295,89 +289,90 @@ def _written(before: bytes, offset: int, data: bytes) -> bytes:
 
 
 class RecordingDisk(PassingDisk):
-    """Remembers, in their order, the points that a run passes: two for each effect.
+    """Records the points that a run passes, in order: two for each effect.
 
     A point is ``"before"`` or ``"after"``, the effect and what it was for: ``"after sync block"``.
     """
 
     def __init__(self, disk: Disk) -> None:
-        """Begin with no points."""
         super().__init__(disk)
         self.points: list[str] = []
 
     def passed(self, point: str) -> None:
-        """Called at every point."""
+        """Record a point."""
         self.points.append(point)
 
     def create(self, path: str, *, what: str) -> int:
-        """See ``Disk``."""
+        """Create the file."""
         self.passed(f"before create {what}")
         fd = super().create(path, what=what)
         self.passed(f"after create {what}")
         return fd
 
     def write_at(self, fd: int, data: Bytes, offset: int, *, what: str) -> None:
-        """See ``Disk``."""
+        """Write at the offset."""
         self.passed(f"before write {what}")
         super().write_at(fd, data, offset, what=what)
         self.passed(f"after write {what}")
 
     def sync(self, fds: Sequence[int], *, what: str) -> Mapping[int, OSError]:
-        """See ``Disk``."""
+        """Sync the files; return those that failed."""
         self.passed(f"before sync {what}")
         failed = super().sync(fds, what=what)
         self.passed(f"after sync {what}")
         return failed
 
     def sync_directory(self, path: str, *, what: str) -> None:
-        """See ``Disk``."""
+        """Sync the directory."""
         self.passed(f"before sync_directory {what}")
         super().sync_directory(path, what=what)
         self.passed(f"after sync_directory {what}")
 
     def rename(self, source: str, target: str, *, what: str) -> None:
-        """See ``Disk``."""
+        """Rename the file."""
         self.passed(f"before rename {what}")
         super().rename(source, target, what=what)
         self.passed(f"after rename {what}")
 
     def link(self, source: str, target: str, *, what: str) -> None:
-        """See ``Disk``."""
+        """Link the file under a second name."""
         self.passed(f"before link {what}")
         super().link(source, target, what=what)
         self.passed(f"after link {what}")
 
     def truncate(self, path: str, size: int, *, what: str) -> None:
-        """See ``Disk``."""
+        """Truncate the file."""
         self.passed(f"before truncate {what}")
         super().truncate(path, size, what=what)
         self.passed(f"after truncate {what}")
 
     def unlink(self, path: str, *, what: str) -> None:
-        """See ``Disk``."""
+        """Remove the file."""
         self.passed(f"before unlink {what}")
         super().unlink(path, what=what)
         self.passed(f"after unlink {what}")
 
     def make_directory(self, path: str, *, what: str) -> None:
-        """See ``Disk``."""
+        """Create the directory."""
         self.passed(f"before make_directory {what}")
         super().make_directory(path, what=what)
         self.passed(f"after make_directory {what}")
 
 
 class KillingDisk(RecordingDisk):
-    """Calls ``kill`` when ``point`` is passed for the ``nth`` time (the first is 1)."""
+    """Calls ``kill`` when ``point`` is passed for the ``nth`` time (the first is 1).
+
+    ``kill`` may end the process, stop it, or raise.
+    """
 
     def __init__(self, disk: Disk, point: str, nth: int, kill: Callable[[], None]) -> None:
-        """``kill`` may end the process, stop it, or raise."""
         super().__init__(disk)
         self._point = point
         self._left = nth
         self._kill = kill
 
     def passed(self, point: str) -> None:
-        """Called at every point."""
+        """Record a point, and call ``kill`` if it is the one."""
         super().passed(point)
         if point == self._point:
             self._left -= 1
@@ -389,14 +384,13 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 class FailingDisk(PassingDisk):
-    """Lets everything below a directory fail, until it is healed.
+    """Lets everything below a directory fail, until ``heal``.
 
-    With ``ENOSPC`` only what needs room fails, with ``EROFS`` what changes something, with any
+    With ``ENOSPC`` only what needs space fails, with ``EROFS`` what changes something, with any
     other number everything: the disk is gone.
     """
 
     def __init__(self, disk: Disk) -> None:
-        """Begin with nothing failing."""
         super().__init__(disk)
         self._failing: dict[str, int] = {}
 
@@ -409,37 +403,37 @@ class FailingDisk(PassingDisk):
         self._failing.pop(os.fspath(volume_root), None)
 
     def create(self, path: str, *, what: str) -> int:
-        """See ``Disk``."""
+        """Create the file."""
         self._meet(path, changes=True, needs_room=True)
         return super().create(path, what=what)
 
     def open(self, path: str, *, write: bool = False) -> int:
-        """See ``Disk``."""
+        """Open the file."""
         self._meet(path, changes=write)
         return super().open(path, write=write)
 
     def write_at(self, fd: int, data: Bytes, offset: int, *, what: str) -> None:
-        """See ``Disk``."""
+        """Write at the offset."""
         self._meet(self.paths[fd], changes=True, needs_room=True)
         super().write_at(fd, data, offset, what=what)
 
     def read_at(self, fd: int, size: int, offset: int) -> bytes:
-        """See ``Disk``."""
+        """Read at the offset."""
         self._meet(self.paths[fd])
         return super().read_at(fd, size, offset)
 
     def size(self, fd: int) -> int:
-        """See ``Disk``."""
+        """Return the size of the file."""
         self._meet(self.paths[fd])
         return super().size(fd)
 
     def exists(self, path: str) -> bool:
-        """See ``Disk``."""
+        """Return whether the path exists."""
         self._meet(path)
         return super().exists(path)
 
     def sync(self, fds: Sequence[int], *, what: str) -> Mapping[int, OSError]:
-        """See ``Disk``."""
+        """Sync the files; return those that failed."""
         failed: dict[int, OSError] = {}
         for fd in fds:
             try:
@@ -450,42 +444,42 @@ class FailingDisk(PassingDisk):
         return failed | dict(super().sync(good, what=what) if good else {})
 
     def sync_directory(self, path: str, *, what: str) -> None:
-        """See ``Disk``."""
+        """Sync the directory."""
         self._meet(path)
         super().sync_directory(path, what=what)
 
     def rename(self, source: str, target: str, *, what: str) -> None:
-        """See ``Disk``."""
+        """Rename the file."""
         self._meet(source, changes=True)
         super().rename(source, target, what=what)
 
     def link(self, source: str, target: str, *, what: str) -> None:
-        """See ``Disk``."""
+        """Link the file under a second name."""
         self._meet(source, changes=True)
         super().link(source, target, what=what)
 
     def truncate(self, path: str, size: int, *, what: str) -> None:
-        """See ``Disk``."""
+        """Truncate the file."""
         self._meet(path, changes=True)
         super().truncate(path, size, what=what)
 
     def unlink(self, path: str, *, what: str) -> None:
-        """See ``Disk``."""
+        """Remove the file."""
         self._meet(path, changes=True)
         super().unlink(path, what=what)
 
     def names(self, path: str) -> list[str]:
-        """See ``Disk``."""
+        """Return the names in the directory."""
         self._meet(path)
         return super().names(path)
 
     def make_directory(self, path: str, *, what: str) -> None:
-        """See ``Disk``."""
+        """Create the directory."""
         self._meet(path, changes=True, needs_room=True)
         super().make_directory(path, what=what)
 
     def free_bytes(self, path: str) -> int:
-        """See ``Disk``."""
+        """Return the free space in bytes."""
         number = self._number(path)
         if number in _FULL:
             return 0

@@ -1,4 +1,4 @@
-"""A store whose answers get lost: what every caller of a network has to live with."""
+"""A store that loses requests and answers, as any network may."""
 
 from __future__ import annotations
 
@@ -37,29 +37,29 @@ READING = ("groups", "checkpoints", "resources", "members", "history", "fenced_w
 
 
 class Lost(Enum):
-    """What got lost on the way. The caller can not tell one from the other."""
+    """What was lost. The caller cannot distinguish the two."""
 
     REQUEST = "the request: the store never heard of it"
     ANSWER = "the answer: the store has done it"
 
 
 class FaultyStore:
-    """Passes every call on to ``store``, unless ``lose`` says that something gets lost.
+    """Passes every call on to ``store``, unless ``lose`` decides that something is lost.
 
-    ``lose`` is asked once per call, with the name of the method. Each call gives way to other
-    tasks before and after it is carried out, so that calls of several tasks overlap.
+    ``lose`` is called once per call, with the name of the method. Each call yields to other tasks
+    before and after it is carried out, so that calls of several tasks overlap. Closing this closes
+    ``store``, too.
 
     Use it through ``as_store``, which is the same object with the type of a store.
     """
 
     def __init__(self, store: Store, lose: Callable[[str], Lost | None]) -> None:
-        """Wrap ``store``; closing this closes it too."""
         self._store = store
         self._lose = lose
 
     @property
     def as_store(self) -> Store:
-        """This object, as the store that it stands for."""
+        """This object, typed as a store."""
         return cast("Store", self)
 
     def __getattr__(self, name: str) -> Any:

@@ -1,15 +1,15 @@
-"""Is a recorded history of one key explained by one order of single steps?
+"""Checks whether one order of single steps explains a recorded history of one key.
 
-Several processes claim, steal, release and write under one key and note for each call when it
-was sent, when the answer came, and what it said. The history is *linearizable* if every call can
-be given one moment between the two at which it took effect, so that all answers are right. A call
-without an answer may have taken effect at any moment after it was sent, or never.
+Several processes claim, steal, release and write under one key. Each records for each call when it
+was sent, when the answer came, and what it was. The history is *linearizable* if every call can be
+given one time between the two at which it took effect, so that all answers are right. A call
+without an answer may have taken effect at any time after it was sent, or never.
 
 The search is that of Wing and Gong with Lowe's memory: walk through all orders that respect real
-time, depth first, and never look twice at the same set of calls done with the same key state.
-A call that leaves the key as it is is taken at the first moment at which its answer is right.
-That keeps the search short and overlooks nothing: epochs never fall, so what has no effect now
-can have none later. For the same reason unknown calls of past epochs are dropped.
+time, depth first, and never visit the same set of done calls with the same key state twice. A call
+that leaves the key unchanged is placed at the first time at which its answer is right. That keeps
+the search short and misses nothing: epochs never decrease, so what has no effect now can have none
+later. For the same reason unknown calls of past epochs are dropped.
 
 Not modelled: the passing of time. Record with leases that outlast the run.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class KeyCall(Enum):
-    """What was asked for. ``epoch`` is the one seen (claim, steal) or held (the others)."""
+    """The kind of call. ``epoch`` is the one seen (claim, steal) or held (the others)."""
 
     CLAIM = "claim"
     STEAL = "steal"
@@ -34,7 +34,7 @@ class KeyCall(Enum):
 
 
 class CallOutcome(Enum):
-    """What the answer said; ``UNKNOWN`` if there was none."""
+    """The answer; ``UNKNOWN`` if there was none."""
 
     DONE = "done"
     REFUSED = "refused"
@@ -44,7 +44,7 @@ class CallOutcome(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """One call: by whom, for what, from when to when, and how it ended.
+    """One call: its holder, kind, start, end and outcome.
 
     ``won`` is the epoch that a claim or steal returned. ``ended_s`` of an unknown one is ignored.
     """
@@ -69,7 +69,7 @@ class KeyState:
 
 
 def violation(history: Sequence[Operation], *, start: KeyState | None = None) -> str | None:
-    """Why no order explains ``history``, in words; None if one does."""
+    """Return why no order explains ``history``, as text; None if one does."""
     calls = sorted(history, key=lambda each: each.began_s)
     to_do = sum(1 << n for n, each in enumerate(calls) if each.outcome is not CallOutcome.UNKNOWN)
     state = start or KeyState()
@@ -88,11 +88,11 @@ def violation(history: Sequence[Operation], *, start: KeyState | None = None) ->
                 if branch not in seen:
                     seen.add(branch)
                     stack.append(branch)
-    return _explain(calls, *best)
+    return _describe_conflict(calls, *best)
 
 
 def _next(calls: Sequence[Operation], done: int) -> Iterator[int]:
-    """Calls that may be the next: sent before the earliest answer that is still to be explained."""
+    """Return the calls that may be next: sent before the earliest answer not yet explained."""
     first_answer_s = float("inf")
     waiting = []
     for n, each in enumerate(calls):
@@ -106,7 +106,7 @@ def _next(calls: Sequence[Operation], done: int) -> Iterator[int]:
 
 
 def _settled(calls: Sequence[Operation], done: int, state: KeyState) -> int:
-    """Do all calls that are right by now and change nothing, and drop what never will."""
+    """Do all calls that are right now and change nothing; drop what never will be."""
     for n, each in enumerate(calls):
         if each.outcome is CallOutcome.UNKNOWN and each.epoch < state.epoch:
             done |= 1 << n
@@ -123,7 +123,7 @@ def _settled(calls: Sequence[Operation], done: int, state: KeyState) -> int:
 
 
 def _steps(call: Operation, state: KeyState) -> list[KeyState]:
-    """The states in which ``call`` may leave the key if its answer is right; none if it is not."""
+    """Return the states in which ``call`` may leave the key if its answer is right."""
     if call.outcome is not CallOutcome.UNKNOWN:
         after = _after(call, state)
         return [] if after is None else [after]
@@ -132,7 +132,7 @@ def _steps(call: Operation, state: KeyState) -> list[KeyState]:
 
 
 def _after(call: Operation, state: KeyState) -> KeyState | None:
-    """The state after the call, or None if the answer is wrong in ``state``."""
+    """Return the state after the call, or None if the answer is wrong in ``state``."""
     if call.call is KeyCall.RELEASE:
         return _after_release(call, state)
     if call.call is KeyCall.CHECKPOINT:
@@ -145,7 +145,7 @@ def _after_claim(call: Operation, state: KeyState) -> KeyState | None:
     free = state.holder is None or call.call is KeyCall.STEAL
     had = free and state.epoch == call.epoch
     if call.outcome is CallOutcome.REFUSED:
-        # Taking again what one has: the stores may say yes or no, and nothing changes.
+        # A second claim by the owner: stores may grant or refuse it, and nothing changes.
         return state if again or not had else None
     if again and call.won == state.epoch:
         return state
@@ -157,7 +157,7 @@ def _after_claim(call: Operation, state: KeyState) -> KeyState | None:
 def _after_release(call: Operation, state: KeyState) -> KeyState | None:
     if _holds(call, state):
         return replace(state, holder=None) if call.outcome is CallOutcome.DONE else None
-    # Whether it ended before by this holder's own release is not known here: a yes will do.
+    # Whether it ended before by this holder's own release is not known here: both answers pass.
     over = state.epoch > call.epoch or (state.epoch == call.epoch and state.holder is None)
     return state if over or call.outcome is CallOutcome.REFUSED else None
 
@@ -175,7 +175,7 @@ def _holds(call: Operation, state: KeyState) -> bool:
     return state.holder == call.holder and state.epoch == call.epoch
 
 
-def _explain(calls: Sequence[Operation], done: int, state: KeyState) -> str:
+def _describe_conflict(calls: Sequence[Operation], done: int, state: KeyState) -> str:
     stuck = [calls[n] for n in _next(calls, done)]
     where = f"the key has epoch {state.epoch}, owner {state.holder}, position {state.position}"
     lines = [f"after {done.bit_count()} of {len(calls)} calls {where}; none of these can be next:"]

@@ -26,7 +26,6 @@ class MemorySource:
     """
 
     def __init__(self, name: str = "stream", *, partitions: int = 1) -> None:
-        """A stream without events."""
         self._name = name
         self.events: dict[str, list[bytes]] = {str(number): [] for number in range(partitions)}
         self.first: dict[str, int] = {}
@@ -35,18 +34,18 @@ class MemorySource:
 
     @property
     def name(self) -> str:
-        """See ``EventSource``."""
+        """The name of the stream."""
         return self._name
 
     def append(self, partition: str, *bodies: bytes) -> int:
         """Add events; return the number of the last one. From any thread."""
         self.events[partition].extend(bodies)
         for receiver in tuple(self.receivers):
-            receiver.ring()
+            receiver.wake()
         return len(self.events[partition]) - 1
 
     def grow(self, partitions: int) -> None:
-        """Have at least so many partitions."""
+        """Add partitions until there are this many."""
         for number in range(partitions):
             self.events.setdefault(str(number), [])
 
@@ -55,11 +54,11 @@ class MemorySource:
         self.first[partition] = first
 
     async def partitions(self) -> Sequence[str]:
-        """See ``EventSource``."""
+        """Return the ids of all partitions."""
         return list(self.events)
 
     async def ends(self, partitions: Sequence[str]) -> Mapping[str, PartitionEnds]:
-        """See ``EventSource``."""
+        """Return the first and the next event of each partition."""
         return {
             each: PartitionEnds(first=self.first.get(each, 0), next=len(self.events[each]))
             for each in partitions
@@ -68,26 +67,26 @@ class MemorySource:
     async def receiver(
         self, partition: str, *, group: str, epoch: int, start: Start, name: str
     ) -> MemoryReceiver:
-        """See ``EventSource``."""
+        """Open a receiver at ``start``."""
         held = self.claims.get((partition, group))
         if held is not None and held[0] > epoch:
-            words = f"epoch {held[0]} reads partition {partition}, not {name}"
-            raise ReaderDisplaced(words, epoch=epoch)
+            message = f"epoch {held[0]} reads partition {partition}, not {name}"
+            raise ReaderDisplaced(message, epoch=epoch)
         receiver = MemoryReceiver(self, partition, group=group, epoch=epoch)
         receiver.position = self._number(partition, start)
         self.claims[partition, group] = (epoch, receiver)
         self.receivers.append(receiver)
         for each in tuple(self.receivers):
-            each.ring()
+            each.wake()
         return receiver
 
     async def close(self) -> None:
-        """See ``EventSource``."""
+        """Close all receivers."""
         for receiver in tuple(self.receivers):
             await receiver.close()
 
     def batch(self, partition: str, start: int, stop: int) -> EventBatch:
-        """Some of the events, as they are received."""
+        """Return some of the events, as they are received."""
         bodies = self.events[partition][start:stop]
         numbers = list(range(start, start + len(bodies)))
         columns = [
@@ -123,10 +122,10 @@ class MemorySource:
 
 
 class MemoryReceiver:
-    """See ``Receiver``. ``stuck``: it hands out nothing, whatever there is."""
+    """A receiver of one partition. ``stuck``: it returns nothing, even if there are events."""
 
     def __init__(self, source: MemorySource, partition: str, *, group: str, epoch: int) -> None:
-        """Made by the source."""
+        """Called by the source."""
         self.position = 0
         self.stuck = False
         self.failure: Exception | None = None
@@ -135,18 +134,18 @@ class MemoryReceiver:
         self._claim = (partition, group)
         self._epoch = epoch
         self._loop = asyncio.get_running_loop()
-        self._bell = asyncio.Event()
+        self._changed = asyncio.Event()
 
-    def ring(self) -> None:
-        """Have another look. From any thread."""
+    def wake(self) -> None:
+        """Check for events again. From any thread."""
         if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._bell.set)
+            self._loop.call_soon_threadsafe(self._changed.set)
 
     async def receive(self, *, max_events: int, max_bytes: int) -> EventBatch:
-        """See ``Receiver``."""
+        """Return the next events; wait until there are some."""
         del max_bytes
         while True:
-            self._bell.clear()
+            self._changed.clear()
             if self.failure is not None:
                 raise self.failure
             if self._source.claims[self._claim][1] is not self:
@@ -160,9 +159,9 @@ class MemoryReceiver:
                 batch = self._source.batch(self._partition, self.position, stop)
                 self.position += len(batch)
                 return batch
-            await self._bell.wait()
+            await self._changed.wait()
 
     async def close(self) -> None:
-        """See ``Receiver``."""
+        """Leave the source."""
         if self in self._source.receivers:
             self._source.receivers.remove(self)

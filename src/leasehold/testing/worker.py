@@ -1,8 +1,8 @@
-"""One of many that race for a key: a process of its own, or a task.
+"""One of several workers that race for a key: in its own process, or as a task.
 
-``python -m leasehold.testing.worker '<JSON of a Race>' <opener> <url>`` says ``ready``, waits for
-a line on its standard input, so that all start together, and then prints what it did, one
-operation per line of JSON.
+``python -m leasehold.testing.worker '<JSON of a Race>' <opener> <url>`` prints ``ready``, waits for
+a line on its standard input, so that all start together, and then prints what it did, one operation
+per line of JSON.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ _REFUSALS = {Refusal.FENCED: CallOutcome.REFUSED, Refusal.BEHIND: CallOutcome.BE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Race:
-    """What one worker is to do: ``rounds`` epochs of ``key``, or as many steps of a counter.
+    """The task of one worker: ``rounds`` epochs of ``key``, or as many steps of a counter.
 
-    ``counter`` is a file with a number that nothing protects but the lease. ``losses`` is the
-    share of calls of which the request or the answer gets lost.
+    ``counter`` is a file with a number that only the lease protects. ``losses`` is the share of
+    calls whose request or answer is lost.
     """
 
     key: str
@@ -64,10 +64,10 @@ class Race:
 
 
 class Racer:
-    """Runs a ``Race`` and keeps the record of it.
+    """Runs a ``Race`` and records it.
 
-    ``now_s`` stamps the operations and has to be common to all racers; ``pause`` is what a racer
-    does when somebody else has the key.
+    ``now_s`` stamps the operations and must be common to all racers; ``pause`` is awaited while
+    another racer has the key.
     """
 
     def __init__(
@@ -78,7 +78,6 @@ class Racer:
         now_s: Callable[[], float],
         pause: Callable[[float], Awaitable[object]],
     ) -> None:
-        """Ready; nothing is asked of the store yet."""
         self.history: list[Operation] = []
         self._race = race
         self._rng = Random(race.seed)
@@ -87,11 +86,11 @@ class Racer:
         self._pause = pause
 
     async def run(self) -> list[Operation]:
-        """Race to the end; the record."""
+        """Race to the end; return the record."""
         lease = await self._until_answered(self._grant)
         done = 0
         for _ in range(self._race.max_tries):
-            wanted, force = await self._look(lease)
+            wanted, force = await self._read(lease)
             if self._race.counter and done == self._race.rounds:
                 return self.history
             if not self._race.counter and wanted.seen_epoch >= self._race.rounds:
@@ -103,7 +102,7 @@ class Racer:
             if self._race.counter:
                 await self._count()
             else:
-                await self._mark(ownership)
+                await self._checkpoint(ownership)
             await self._release(ownership)
             done += 1
         raise RuntimeError(f"{self._race.holder} got nowhere in {self._race.max_tries} tries")
@@ -117,13 +116,13 @@ class Racer:
             info=MemberInfo(),
         )
 
-    async def _look(self, lease: Lease) -> tuple[KeyClaim, bool]:
-        """The key as it is now, and whether to rob its owner."""
+    async def _read(self, lease: Lease) -> tuple[KeyClaim, bool]:
+        """Return the key as it is now, and whether to steal it."""
         group = group_of(self._race.key)
         shown = (await self._until_answered(lambda: self._store.resources(group)))[self._race.key]
-        steals = not self._race.counter and self._rng.random() < _STEAL_CHANCE
-        rob = steals and shown.state is State.LEASED and shown.holder != lease.holder
-        return KeyClaim(key=shown.key, seen_epoch=shown.epoch), rob
+        may_steal = not self._race.counter and self._rng.random() < _STEAL_CHANCE
+        steal = may_steal and shown.state is State.LEASED and shown.holder != lease.holder
+        return KeyClaim(key=shown.key, seen_epoch=shown.epoch), steal
 
     async def _claim(self, lease: Lease, wanted: KeyClaim, *, force: bool) -> Ownership | None:
         call = KeyCall.STEAL if force else KeyCall.CLAIM
@@ -140,15 +139,15 @@ class Racer:
             )
         )
 
-    async def _mark(self, ownership: Ownership) -> None:
-        mark = CheckpointWrite(
+    async def _checkpoint(self, ownership: Ownership) -> None:
+        write = CheckpointWrite(
             ownership=ownership, position=Position(sequence_number=ownership.epoch)
         )
         await self._until_answered(
             lambda: self._recorded(
                 KeyCall.CHECKPOINT,
                 ownership.epoch,
-                lambda: self._store.checkpoint([mark]),
+                lambda: self._store.checkpoint([write]),
                 lambda refused: (
                     (_REFUSALS[refused[ownership.key]] if refused else CallOutcome.DONE, 0, None)
                 ),
@@ -166,7 +165,7 @@ class Racer:
         )
 
     async def _count(self) -> None:
-        """Read, give way, write: two at a time would lose a step."""
+        """Read, yield, write: two workers at the same time would lose a step."""
         counter = anyio.Path(self._race.counter)
         seen = int(await counter.read_text(encoding="ascii"))
         await self._pause(0.0)
@@ -213,13 +212,13 @@ class Racer:
 
 
 def to_json(operation: Operation) -> str:
-    """One line; ``from_json`` reads it."""
+    """Return one line; ``from_json`` reads it."""
     named = {"call": operation.call.value, "outcome": operation.outcome.value}
     return json.dumps({**asdict(operation), **named})
 
 
 def from_json(line: str) -> Operation:
-    """What ``to_json`` wrote."""
+    """Return the operation that ``to_json`` wrote."""
     fields = json.loads(line)
     call, outcome = KeyCall(fields.pop("call")), CallOutcome(fields.pop("outcome"))
     return Operation(call=call, outcome=outcome, **fields)

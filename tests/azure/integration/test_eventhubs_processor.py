@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from tests.support.eventhubs import address_of, in_loop, source_of
 from tests.support.hub import RunningHub, running_hub, until
-from tests.support.processors import Scene, scene
+from tests.support.processors import HostGroup, host_group
 
 from leasehold.azure import EventHubsSource
 from leasehold.clock import SystemClock
@@ -41,7 +41,7 @@ async def filled(hub: RunningHub, count: int, *, partitions: int = 4) -> None:
         await asyncio.to_thread(partial(hub.store, *bodies, partition=number))
 
 
-async def opened(made: Scene, count: int) -> None:
+async def opened(made: HostGroup, count: int) -> None:
     await made.watch.until(lambda: len(made.watch.of(PartitionOpened)) >= count)
 
 
@@ -54,7 +54,7 @@ def test_a_second_host_takes_its_share_and_nothing_comes_twice(tmp_path: Path) -
             async with (
                 source_of(hub) as one,
                 source_of(hub) as two,
-                scene(source=one, store=store) as made,  # type: ignore[arg-type]
+                host_group(source=one, store=store) as made,  # type: ignore[arg-type]
             ):
                 await filled(hub, 50)
                 await made.host("a", source=one)
@@ -79,7 +79,7 @@ def test_a_host_whose_partition_is_read_with_a_higher_epoch_is_displaced(tmp_pat
             async with (
                 source_of(hub) as one,
                 source_of(hub) as two,
-                scene(source=one) as made,  # type: ignore[arg-type]
+                host_group(source=one) as made,  # type: ignore[arg-type]
             ):
                 await filled(hub, 10, partitions=1)
                 await made.host("a", source=one)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.processors import AT_ONCE, SECOND, Scene, options, scene
+from tests.support.processors import QUICK_RETRIES, SECOND, HostGroup, host_group, options
 
 from leasehold.core.backoff import Backoff
 from leasehold.errors import UsageError
@@ -26,7 +26,7 @@ from leasehold.spark import PoisonPolicy
 pytestmark = pytest.mark.anyio
 
 SEGMENT_BYTES = 16 << 10
-BURY = PoisonPolicy.dead_letter(retries=0, pauses=AT_ONCE)
+BURY = PoisonPolicy.dead_letter(retries=0, pauses=QUICK_RETRIES)
 
 
 class Unspeakable(Exception):
@@ -37,7 +37,7 @@ class Unspeakable(Exception):
 class Picky:
     """Can not take one event."""
 
-    def __init__(self, s: Scene, error: Exception) -> None:
+    def __init__(self, s: HostGroup, error: Exception) -> None:
         self.seen = s.seen
         self.error = error
         self.tried = 0
@@ -71,7 +71,7 @@ def letters(log: Log) -> list[Event]:
 
 @pytest.mark.spec("B6")
 async def test_an_error_with_a_huge_message_is_cut_and_the_event_is_put_aside(log: Log) -> None:
-    async with scene(events=3) as s:
+    async with host_group(events=3) as s:
         picky = Picky(s, ValueError("m" * (4 << 20)))
         await s.host(on_event=picky, setting=burying(log))
         await s.seen.count(2)
@@ -90,7 +90,7 @@ async def test_an_error_that_can_not_be_put_into_words_is_no_hindrance(
 ) -> None:
     # What pytest does to keep log records raises what the error raises; logging itself does not.
     monkeypatch.setattr(logging.getLogger("leasehold.processor"), "disabled", True)
-    async with scene(events=3) as s:
+    async with host_group(events=3) as s:
         picky = Picky(s, Unspeakable())
         await s.host(on_event=picky, setting=burying(log))
         await s.seen.count(2)
@@ -106,7 +106,7 @@ async def test_an_error_that_can_not_be_put_into_words_is_no_hindrance(
 @pytest.mark.spec("B6")
 async def test_a_big_event_is_stored_whole_with_less_of_what_happened(log: Log) -> None:
     body = b"x" * (12 << 10)
-    async with scene() as s:
+    async with host_group() as s:
         s.source.append("0", b"a", body, b"b")
         await s.host(on_event=Picky(s, ValueError("m" * (9 << 10))), setting=burying(log))
         await s.seen.count(2)
@@ -126,7 +126,7 @@ async def test_a_big_event_is_stored_whole_with_less_of_what_happened(log: Log) 
 async def test_an_event_that_can_never_be_put_aside_stops_its_partition_and_is_reported(
     log: Log,
 ) -> None:
-    async with scene() as s:
+    async with host_group() as s:
         s.source.append("0", b"a", b"x" * (SEGMENT_BYTES + 1), b"b")
         picky = Picky(s, ValueError("bad"))
         async with s.make(on_event=picky, setting=burying(log)) as host:
@@ -136,7 +136,7 @@ async def test_an_event_that_can_never_be_put_aside_stops_its_partition_and_is_r
             assert len(host.held()) == 1
         assert picky.tried == 1
         assert s.seen.numbers() == [0]
-        ours, trouble = (error for _, error in s.errors.told)
+        ours, trouble = (error for _, error in s.errors.received)
         assert ours is picky.error
         assert isinstance(trouble, UsageError)
         assert "event 1 of partition 0 of 'orders'" in str(trouble)
@@ -159,7 +159,7 @@ async def test_a_stop_does_not_wait_for_a_dead_letter_that_is_not_stored_in_time
 
     monkeypatch.setattr(Producer, "send", late)
     try:
-        async with scene(events=3) as s:
+        async with host_group(events=3) as s:
             host = s.make(
                 on_event=Picky(s, ValueError("bad")),
                 setting=burying(log, drain_timeout=SECOND / 10),
@@ -184,7 +184,7 @@ async def test_a_fault_on_the_way_does_not_bring_back_what_was_handled_before_it
                 raise RuntimeError("a fault in the processor")
             return super().pause_s(failures, rng)
 
-    async with scene(events=4) as s:
+    async with host_group(events=4) as s:
         failed = False
 
         async def on_event(context: Any, event: Event) -> None:

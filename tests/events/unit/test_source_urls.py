@@ -124,8 +124,8 @@ def test_dead_letters_without_a_stream_are_refused_at_once(log: Log) -> None:
 
 
 async def opened(source: LogSource, *, start: Start) -> None:
-    tenure: Any = SimpleNamespace(partition="0", ownership=SimpleNamespace(epoch=1, holder="a"))
-    await open_receiver(source, tenure, group="g", start=start, on_trimmed=OnTrimmed.FAIL)
+    handle: Any = SimpleNamespace(partition="0", ownership=SimpleNamespace(epoch=1, holder="a"))
+    await open_receiver(source, handle, group="g", start=start, on_trimmed=OnTrimmed.FAIL)
 
 
 def test_a_position_beyond_the_end_is_lost_and_says_where_the_end_is(log: Log) -> None:

@@ -14,7 +14,7 @@ from tests.support.seeds import seeded
 from tests.support.worker_sim import Node, Ran, World
 
 from leasehold.jobs import CatchUp, OnCrash, Overlap
-from leasehold.testing.sim.faults import FaultRates, stormy
+from leasehold.testing.sim.faults import FaultRates, draw_fault_rates
 from leasehold.testing.sim.loop import run_simulated
 
 HOUR_S = 3600.0
@@ -108,7 +108,7 @@ def test_what_is_to_be_left_after_a_crash_is_begun_at_most_once() -> None:
 @pytest.mark.spec("J7")
 @seeded(2)
 def test_a_bad_store_loses_no_occurrence_and_never_runs_two_at_once(seed: int) -> None:
-    rates = stormy(random.Random(seed))
+    rates = draw_fault_rates(random.Random(seed))
     calm = FaultRates(  # a process that stands still runs nothing, so it is another test
         **{
             name: getattr(rates, name)

@@ -24,7 +24,7 @@ from leasehold.jobs.wish import GROUP
 from leasehold.model import Resource, State
 from leasehold.names import job_key
 from leasehold.stores.memory import MemoryStore
-from leasehold.testing.sim.faults import CALM, FaultRates
+from leasehold.testing.sim.faults import NO_FAULTS, FaultRates
 from leasehold.testing.sim.loop import run_simulated
 
 OUTAGES = (0.5, 0.9, 2.0) * 3  # in leases
@@ -235,7 +235,7 @@ def store_away(world: World, _rng: random.Random) -> Callable[[bool], None]:
 def one_cut_off(world: World, rng: random.Random) -> Callable[[bool], None]:
     def switch(away: bool) -> None:
         for node in world.nodes:
-            node.host.rates = CALM
+            node.host.rates = NO_FAULTS
         if away:
             rng.choice(world.nodes).host.rates = CUT_OFF
 

@@ -13,7 +13,7 @@ from tests.support.worker_sim import World
 from leasehold.jobs import Outcome
 from leasehold.jobs.run_log import entries
 from leasehold.names import job_key
-from leasehold.testing.sim.faults import CALM, FaultRates
+from leasehold.testing.sim.faults import NO_FAULTS, FaultRates
 from leasehold.testing.sim.host import START
 from leasehold.testing.sim.loop import run_simulated
 
@@ -49,7 +49,7 @@ def test_what_a_store_gave_without_being_heard_is_no_run() -> None:
         rates = FaultRates(answer_lost=0.3)
         world.start([world.job("tick", every="10s", takes_s=0.1)], rates=rates)
         await asyncio.sleep(305)
-        world.nodes[0].host.rates = CALM
+        world.nodes[0].host.rates = NO_FAULTS
         await asyncio.sleep(20)
         log = entries(await world.nodes[0].store.history(job_key("tick"), limit=100))
         assert {each.outcome for each in log} >= {Outcome.OK, Outcome.NOTHING}

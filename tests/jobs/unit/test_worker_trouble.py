@@ -23,7 +23,7 @@ from leasehold.names import job_key
 from leasehold.ports import Store
 from leasehold.runtime.loop_thread import SameLoop
 from leasehold.stores.memory import MemoryStore
-from leasehold.testing.sim.faults import CALM, FaultRates
+from leasehold.testing.sim.faults import NO_FAULTS, FaultRates
 from leasehold.testing.sim.host import START, Host, HostClock
 from leasehold.testing.sim.loop import run_simulated
 from leasehold.testing.sim.store import SimStore
@@ -47,7 +47,7 @@ class Operator:
     """Somebody with a way of their own to the store."""
 
     def __init__(self, world: World) -> None:
-        host = Host("operator", rng=random.Random(1), rates=CALM)
+        host = Host("operator", rng=random.Random(1), rates=NO_FAULTS)
         self.store, self.clock = SimStore(world.server, host), HostClock(host)
 
     async def reserve(self, name: str) -> list[Ownership]:
@@ -94,7 +94,7 @@ def test_a_wish_is_carried_out_once_though_a_node_was_cut_off_when_it_was_taken(
         await operator.store.release(theirs)
         await asyncio.sleep(40)
         assert len(world.book) == 1
-        cut.rates = CALM
+        cut.rates = NO_FAULTS
         await asyncio.sleep(60)
         assert len(world.book) == 1
 
@@ -177,7 +177,7 @@ def test_what_does_not_stop_is_said_before_others_are_let_in_however_short_the_l
         await asyncio.sleep(5)
         world.nodes[0].host.rates = CUT_OFF
         await asyncio.sleep(20)
-        world.nodes[0].host.rates = CALM
+        world.nodes[0].host.rates = NO_FAULTS
         began_s = next(each.began_s for each in world.book if each.host == "host2")
         assert 15 < stuck[0] < began_s
         await asyncio.sleep(10)
@@ -267,7 +267,7 @@ def test_a_stop_while_the_store_is_away_is_an_orderly_one(
     monkeypatch.setattr(worker_module, "open_store", away)
 
     async def main() -> None:
-        host = Host("host", rng=random.Random(1), rates=CALM)
+        host = Host("host", rng=random.Random(1), rates=NO_FAULTS)
         worker = Worker(
             [job("plain")(lambda: None)],
             store="sqlite:///away.db",

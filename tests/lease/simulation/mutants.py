@@ -87,7 +87,7 @@ def suspend_blind_clock(original: Any) -> Any:
 
     def boottime_s(self: HostClock) -> float:
         now_s: float = original(self)
-        return now_s - self.host.stood_still_s * self.host.clock_rate
+        return now_s - self.host.paused_total_s * self.host.clock_rate
 
     return boottime_s
 
@@ -122,7 +122,7 @@ def ignores_break(original: Any) -> Any:
         self: SimStore, lease: Lease, *, since: int = 0, info: MemberInfo | None = None
     ) -> Changes:
         changes: Changes = await original(self, lease, since=since, info=info)
-        held = {each.key for each in self.host.believed()}
+        held = {each.key for each in self.host.locally_owned()}
         kept = tuple(each for each in changes.resources if each.key not in held)
         return replace(changes, resources=kept, ended=())
 
@@ -153,7 +153,7 @@ def starts_before_agreement(original: Any) -> Any:
     async def claim(
         self: SimStore, lease: Lease, wanted: Sequence[KeyClaim], *, force: bool = False
     ) -> Sequence[Ownership]:
-        keeper = self.host.keeper
+        keeper = self.host.key_handler
         assert keeper is not None
         begun = _begun(keeper)
         hoped = [each for want in wanted if (each := _hoped_for(lease, want)) not in begun]

@@ -9,7 +9,7 @@ from tests.lease.simulation.mutants import MUTANTS, Mutant
 from tests.support.replaced import Replacement, replaced
 
 from leasehold.testing.sim.checks import InvariantBroken
-from leasehold.testing.sim.fault_run import run_day
+from leasehold.testing.sim.fault_run import run_faults
 
 MAX_SEEDS = 150
 SAFETY = r"believes in|two owners|worked on by two|told twice"
@@ -64,7 +64,7 @@ def test_a_mutant_of_a_part_that_is_gone_fails_the_run(target: str, why: str) ->
 def _broken(mutant: Mutant, seed: int) -> str | None:
     try:
         with replaced(mutant.parts):
-            run_day(seed)
+            run_faults(seed)
     except InvariantBroken as broken:
         return str(broken)
     return None

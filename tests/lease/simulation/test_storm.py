@@ -6,7 +6,7 @@ import pytest
 from tests.support.golden import changed_stories
 from tests.support.seeds import seeded
 
-from leasehold.testing.sim.fault_run import run_day
+from leasehold.testing.sim.fault_run import run_faults
 
 SEEDS = 300
 CHUNK = 25
@@ -15,7 +15,7 @@ CHUNK = 25
 @pytest.mark.spec("B9", "B1", "B2", "P5", "P9")
 @seeded(SEEDS, name="first", step=CHUNK)
 def test_no_invariant_is_broken(first: int) -> None:
-    days = [run_day(seed) for seed in range(first, first + CHUNK)]
+    days = [run_faults(seed) for seed in range(first, first + CHUNK)]
     assert changed_stories("members", ((day.seed, day.story) for day in days)) == []
     assert sum(day.changes for day in days) > CHUNK
     if first == 0:  # without refused writes the simulator would not show that fencing works
@@ -24,6 +24,6 @@ def test_no_invariant_is_broken(first: int) -> None:
 
 def test_a_day_can_be_told_step_by_step() -> None:
     story: list[str] = []
-    run_day(3, tell=story.append)
+    run_faults(3, trace=story.append)
     assert any("starts" in line for line in story)
     assert any("opened" in line for line in story)

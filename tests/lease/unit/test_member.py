@@ -20,7 +20,7 @@ from leasehold.errors import (
     UsageError,
 )
 from leasehold.model import Checkpoint, EndReason, KeyClaim, Lease, MemberInfo, Ownership, Position
-from leasehold.testing.sim.faults import CALM
+from leasehold.testing.sim.faults import NO_FAULTS
 from leasehold.testing.sim.host import Host
 from leasehold.testing.sim.loop import run_simulated
 from leasehold.testing.sim.world import Setting, World
@@ -154,9 +154,9 @@ def test_a_claim_whose_answer_was_lost_is_found_at_the_next_renewal() -> None:
     async def story(world: World) -> None:
         host = world.start()
         await world.pass_time(0.32)  # it has joined, and its first look is on the way
-        host.rates = replace(CALM, answer_lost=1.0)
+        host.rates = replace(NO_FAULTS, answer_lost=1.0)
         await world.pass_time(0.5)
-        host.rates = CALM
+        host.rates = NO_FAULTS
         await world.pass_time(2 * CYCLE_S)
         assert host.member is not None
         assert len(host.member.held()) == PARTITIONS
@@ -255,17 +255,17 @@ def test_a_late_fenced_answer_does_not_close_a_newer_epoch() -> None:
     async def story(world: World) -> None:
         host, member = await joined(world)
         key = world.keys[0]
-        host.rates = replace(CALM, latency_s=0.0)
+        host.rates = replace(NO_FAULTS, latency_s=0.0)
 
         async def write() -> None:
             with pytest.raises(FencedWrite):
                 await member.checkpoint({key: Position(sequence_number=1)})
 
         world.registry.break_(key, 1, 0.0, world.server.now(), world.server.wall())
-        host.rates = replace(CALM, late_answer=1.0, longest_delay_s=5.0)
+        host.rates = replace(NO_FAULTS, late_answer=1.0, max_delay_s=5.0)
         writing = asyncio.create_task(write())
         await world.pass_time(0.01)
-        host.rates = CALM
+        host.rates = NO_FAULTS
         await world.pass_time(2 * CYCLE_S)
         await asyncio.wait([writing])
         held = member.holds(key)
@@ -321,7 +321,7 @@ def test_a_member_that_never_hears_an_answer_is_given_nothing() -> None:
     async def story(world: World) -> None:
         members = [await joined(world) for _ in range(3)]
         deaf = world.start()
-        deaf.rates = replace(CALM, answer_lost=1.0)
+        deaf.rates = replace(NO_FAULTS, answer_lost=1.0)
         await world.pass_time(10.0)
         begun = len(world.checks.changes)
         await world.pass_time(60.0)
@@ -379,7 +379,7 @@ def test_a_break_is_heeded_in_time_although_the_store_has_gone_silent() -> None:
         begun_s = world.now_s()
         world.registry.break_(world.keys[0], 1, 5.0, world.server.now(), world.server.wall())
         await world.pass_time(CYCLE_S)
-        host.rates = replace(CALM, request_lost=1.0)
+        host.rates = replace(NO_FAULTS, request_lost=1.0)
         await world.pass_time(2.5)
         assert [reason for _, reason in told] == ["drain limit"]
         assert told[0][0] - begun_s <= 5.0

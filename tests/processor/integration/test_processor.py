@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 from tests.support.processors import (
-    PATIENCE_S,
-    Cuttable,
+    TIMEOUT_S,
+    CuttableStore,
     Seen,
+    host_group,
     lease_threads,
     options,
-    scene,
 )
 
 from leasehold import Strategy
@@ -41,7 +41,7 @@ async def test_ten_hosts_started_at_once_share_all_partitions_and_handle_each_ev
     tmp_path: Path,
 ) -> None:
     url = f"sqlite:///{tmp_path}/leases.db"
-    async with scene(partitions=10, store=url) as s:
+    async with host_group(partitions=10, store=url) as s:
         total = s.fill(20)
         names = [f"host{number}" for number in range(10)]
         hosts = await asyncio.gather(*(s.host(name) for name in names))
@@ -58,7 +58,7 @@ async def test_ten_hosts_started_at_once_share_all_partitions_and_handle_each_ev
 
 @pytest.mark.spec("P1")
 async def test_started_again_on_the_same_store_it_goes_on_where_it_was(tmp_path: Path) -> None:
-    async with scene(partitions=2, events=5, store=f"sqlite:///{tmp_path}/leases.db") as s:
+    async with host_group(partitions=2, events=5, store=f"sqlite:///{tmp_path}/leases.db") as s:
         async with s.make():
             await s.seen.count(10)
         s.fill(5)
@@ -69,7 +69,7 @@ async def test_started_again_on_the_same_store_it_goes_on_where_it_was(tmp_path:
 
 
 async def test_one_processor_can_be_started_once() -> None:
-    async with scene() as s:
+    async with host_group() as s:
         host = await s.host()
         with pytest.raises(UsageError, match="started once"):
             await host.start()
@@ -77,7 +77,7 @@ async def test_one_processor_can_be_started_once() -> None:
 
 @pytest.mark.spec("P14")
 async def test_stop_is_harmless_before_the_start_twice_and_by_many() -> None:
-    async with scene(events=3) as s:
+    async with host_group(events=3) as s:
         host = s.make()
         await host.stop()
         await host.start()
@@ -107,7 +107,7 @@ async def test_stop_lets_the_call_end_then_closes_then_stores_then_releases() ->
         if isinstance(event, CheckpointWritten | PartitionClosed):
             order.append(type(event).__name__)
 
-    async with scene(events=4) as s:
+    async with host_group(events=4) as s:
         host = await s.host(on_batch=on_batch, on_partition_close=on_close, hooks=[s.watch, hook])
         await entered.wait()
         stopping = asyncio.create_task(host.stop())
@@ -124,7 +124,7 @@ async def test_stop_lets_the_call_end_then_closes_then_stores_then_releases() ->
 
 @pytest.mark.spec("P13")
 async def test_more_hosts_than_partitions_leave_standbys_that_take_over_at_once() -> None:
-    async with scene(partitions=2, events=3) as s:
+    async with host_group(partitions=2, events=3) as s:
         hosts = [await s.host(f"host{number}") for number in range(3)]
         await s.watch.until(lambda: sorted(len(h.held()) for h in hosts) == [0, 1, 1])
         holders = {host.holder for host in hosts}
@@ -140,7 +140,7 @@ async def test_more_hosts_than_partitions_leave_standbys_that_take_over_at_once(
 
 @pytest.mark.spec("P12", "P13")
 async def test_a_host_takes_no_more_than_it_is_allowed_to() -> None:
-    async with scene(partitions=4) as s:
+    async with host_group(partitions=4) as s:
         small = await s.host("small", setting=options(max_partitions=1))
         big = await s.host("big")
         await s.watch.until(lambda: (len(small.held()), len(big.held())) == (1, 3))
@@ -153,7 +153,7 @@ async def test_without_a_checkpoint_each_partition_begins_where_the_options_say(
         "2": Start.sequence(7),
         "3": Start.time(datetime(2030, 1, 1, 0, 0, 4, tzinfo=UTC)),
     }
-    async with scene(partitions=4, events=10) as s:
+    async with host_group(partitions=4, events=10) as s:
         await s.owns(setting=options(starts=starts))
         s.fill(1)
         await s.seen.count(11 + 1 + 4 + 7)
@@ -163,7 +163,7 @@ async def test_without_a_checkpoint_each_partition_begins_where_the_options_say(
 
 @pytest.mark.spec("C3", "E1")
 async def test_a_new_owner_has_the_next_epoch_and_opens_at_the_event_after_the_checkpoint() -> None:
-    async with scene(events=6) as s:
+    async with host_group(events=6) as s:
         async with s.make("a"):
             await s.seen.count(6)
         s.fill(2)
@@ -180,7 +180,7 @@ async def test_a_new_owner_has_the_next_epoch_and_opens_at_the_event_after_the_c
 
 @pytest.mark.spec("B3", "C5")
 async def test_a_host_that_joins_under_load_is_handed_its_share_and_nothing_comes_twice() -> None:
-    async with scene(partitions=4) as s:
+    async with host_group(partitions=4) as s:
         a = await s.owns("a")
         for _ in range(20):
             s.fill(5)
@@ -203,8 +203,8 @@ async def test_a_host_that_joins_under_load_is_handed_its_share_and_nothing_come
 @pytest.mark.spec("C5")
 async def test_after_a_crash_the_events_that_may_come_again_are_counted() -> None:
     manual = options(checkpoint=CheckpointPolicy.manual())
-    async with scene(events=10) as s:
-        link = Cuttable(s.store)  # type: ignore[arg-type]
+    async with host_group(events=10) as s:
+        link = CuttableStore(s.store)  # type: ignore[arg-type]
 
         async def on_event(context: Any, event: Event) -> None:
             s.seen.note(context, event)
@@ -214,10 +214,10 @@ async def test_after_a_crash_the_events_that_may_come_again_are_counted() -> Non
         await s.host("a", store=link.store, on_event=on_event, setting=manual)
         await s.seen.count(10)
         link.cut = True
-        s.clock.pass_lease()
+        s.clock.expire_leases()
         b = await s.host("b")
-        told = await s.watch.sees(PossibleRepeats)
-        assert (told.events, told.epoch) == (6, 2)
+        reported = await s.watch.sees(PossibleRepeats)
+        assert (reported.events, reported.epoch) == (6, 2)
         assert b.counts().may_repeat == 6
         await s.seen.count(16)
         assert s.seen.numbers(host="b") == [4, 5, 6, 7, 8, 9]
@@ -226,7 +226,7 @@ async def test_after_a_crash_the_events_that_may_come_again_are_counted() -> Non
 
 @pytest.mark.spec("C5")
 async def test_after_an_orderly_end_none_comes_again_and_none_is_counted() -> None:
-    async with scene(events=10) as s:
+    async with host_group(events=10) as s:
         async with s.make("a", setting=options(checkpoint=CheckpointPolicy.every(events=1000))):
             await s.seen.count(10)
             assert await s.checkpoints() == {}
@@ -250,7 +250,7 @@ async def test_a_drain_that_takes_too_long_ends_by_force() -> None:
         finally:
             cancelled.append(context.partition)
 
-    async with scene(events=2) as s:
+    async with host_group(events=2) as s:
         a = s.make("a", on_batch=hangs, setting=options(drain_timeout=timedelta(seconds=0.3)))
         await a.start()
         await s.watch.sees(PartitionOpened)
@@ -272,7 +272,7 @@ async def test_the_close_reason_says_so_when_an_operator_breaks_the_lease() -> N
     async def on_close(context: Any, reason: CloseReason) -> None:
         reasons.append(reason)
 
-    async with scene(events=1) as s:
+    async with host_group(events=1) as s:
         await s.owns(on_partition_close=on_close)
         await s.watch.sees(CheckpointWritten)
         await s.store.break_(s.key(), epoch=1, after=timedelta(0))  # type: ignore[union-attr]
@@ -294,7 +294,7 @@ async def test_the_callbacks_of_a_partition_come_in_order_with_the_same_context(
         calls.append((reason.value, context.epoch))
 
     async with (
-        scene(events=1) as s,
+        host_group(events=1) as s,
         s.make(on_partition_open=on_open, on_batch=on_batch, on_partition_close=on_close),
     ):
         await s.watch.sees(CheckpointWritten)
@@ -303,14 +303,14 @@ async def test_the_callbacks_of_a_partition_come_in_order_with_the_same_context(
 
 @pytest.mark.spec("P14")
 async def test_the_pull_style_hands_out_partitions_and_batches_in_order() -> None:
-    async with scene(partitions=2, events=5) as s:
+    async with host_group(partitions=2, events=5) as s:
         host = s.make(on_batch=None, setting=options(batch_events=2))
         got: list[tuple[str, int]] = []
 
         async def read(client: Any) -> None:
             async for batch in client:
                 got.extend((client.partition, event.sequence_number) for event in batch)
-                s.seen.ring()
+                s.seen.notify()
 
         async with host, asyncio.TaskGroup() as tasks:
             clients: list[Any] = []
@@ -330,7 +330,7 @@ async def test_the_pull_style_hands_out_partitions_and_batches_in_order() -> Non
 
 @pytest.mark.spec("P14", "B3")
 async def test_a_batch_that_nobody_took_does_not_hold_up_the_stop_and_comes_again() -> None:
-    async with scene(partitions=2, events=3) as s:
+    async with host_group(partitions=2, events=3) as s:
         host = s.make(on_batch=None, setting=options(drain_timeout=timedelta(seconds=30)))
         await host.start()
         async for client in host.partitions():
@@ -339,7 +339,7 @@ async def test_a_batch_that_nobody_took_does_not_hold_up_the_stop_and_comes_agai
                 break
             break
         taken = client.partition
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             ending = asyncio.create_task(host.stop())
             with pytest.raises(StopAsyncIteration):
                 await anext(client)
@@ -352,7 +352,7 @@ async def test_a_batch_that_nobody_took_does_not_hold_up_the_stop_and_comes_agai
 
 @pytest.mark.spec("P14")
 async def test_partitions_is_refused_where_there_are_handlers() -> None:
-    async with scene() as s:
+    async with host_group() as s:
         host = await s.host()
         with pytest.raises(UsageError, match="handlers already"):
             await anext(host.partitions())
@@ -360,8 +360,8 @@ async def test_partitions_is_refused_where_there_are_handlers() -> None:
 
 @pytest.mark.spec("P15")
 async def test_the_calls_to_the_store_are_counted_per_cycle_and_in_sum() -> None:
-    async with scene(partitions=3, events=2) as s:
-        link = Cuttable(s.store)  # type: ignore[arg-type]
+    async with host_group(partitions=3, events=2) as s:
+        link = CuttableStore(s.store)  # type: ignore[arg-type]
         host = s.make(store=link.store)
         async with host:
             await s.seen.count(6)
@@ -379,7 +379,7 @@ async def test_the_calls_to_the_store_are_counted_per_cycle_and_in_sum() -> None
 @pytest.mark.spec("B4")
 async def test_two_heavy_partitions_end_up_on_two_hosts() -> None:
     loads = options(strategy=Strategy.BY_LOAD)
-    async with scene(partitions=4) as s:
+    async with host_group(partitions=4) as s:
         a = await s.owns("a", setting=loads)
         b = await s.host("b", setting=loads)
         hosts = (a, b)
@@ -407,14 +407,14 @@ async def test_two_heavy_partitions_end_up_on_two_hosts() -> None:
 
 @pytest.mark.spec("P13", "B3")
 async def test_a_host_that_an_operator_dismisses_drains_and_ends_by_itself() -> None:
-    async with scene(partitions=2, events=4) as s:
+    async with host_group(partitions=2, events=4) as s:
         a = await s.owns("a")
         b = await s.host("b")
         await s.watch.until(lambda: len(b.held()) == 1)
         await s.seen.count(8)
         assert a.holder
         assert await s.store.request_leave(a.holder)  # type: ignore[union-attr]
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             await a.wait()
         await s.watch.until(lambda: len(b.held()) == 2)
         s.fill(1)
@@ -426,9 +426,9 @@ async def test_a_host_that_an_operator_dismisses_drains_and_ends_by_itself() -> 
 
 @pytest.mark.spec("P14")
 async def test_the_pull_style_ends_when_an_operator_dismisses_the_host() -> None:
-    async with scene(events=1) as s:
+    async with host_group(events=1) as s:
         host = s.make(on_batch=None)
-        async with host, asyncio.timeout(PATIENCE_S):
+        async with host, asyncio.timeout(TIMEOUT_S):
             async for client in host.partitions():
                 async for _ in client:
                     assert await s.store.request_leave(client.context.holder)  # type: ignore[union-attr]
@@ -438,7 +438,7 @@ async def test_the_pull_style_ends_when_an_operator_dismisses_the_host() -> None
 @pytest.mark.spec("P1")
 async def test_partitions_that_are_added_while_it_runs_are_found_and_shared() -> None:
     every = options(discovery_interval=timedelta(seconds=0.1))
-    async with scene(partitions=1, events=1) as s:
+    async with host_group(partitions=1, events=1) as s:
         a = await s.owns("a", setting=every)
         b = await s.host("b", setting=every)
         s.source.grow(4)
@@ -448,7 +448,7 @@ async def test_partitions_that_are_added_while_it_runs_are_found_and_shared() ->
 
 
 async def test_status_tells_each_partition_with_its_position() -> None:
-    async with scene(partitions=2, events=3) as s:
+    async with host_group(partitions=2, events=3) as s:
         host = await s.owns()
         await s.watch.sees(CheckpointWritten, times=2)
         first, second = host.status()
@@ -459,7 +459,10 @@ async def test_status_tells_each_partition_with_its_position() -> None:
 
 
 async def test_hosts_of_two_groups_each_get_all_events() -> None:
-    async with scene(events=3) as s, scene(source=s.source, store=s.store, group="audit") as other:
+    async with (
+        host_group(events=3) as s,
+        host_group(source=s.source, store=s.store, group="audit") as other,
+    ):
         await s.host()
         await other.host()
         await s.seen.count(3)

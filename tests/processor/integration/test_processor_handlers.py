@@ -13,11 +13,11 @@ import anyio
 import anyio.to_thread
 import pytest
 from tests.support.processors import (
-    AT_ONCE,
-    Scene,
+    QUICK_RETRIES,
+    HostGroup,
     Seen,
+    host_group,
     options,
-    scene,
 )
 
 from leasehold.clock import SystemClock
@@ -45,7 +45,7 @@ from leasehold.stores.memory import MemoryStore
 pytestmark = pytest.mark.anyio
 
 MANUAL = CheckpointPolicy.manual()
-SKIP = PoisonPolicy.skip(retries=1, pauses=AT_ONCE)
+SKIP = PoisonPolicy.skip(retries=1, pauses=QUICK_RETRIES)
 SOON = timedelta(seconds=0.2)
 
 
@@ -95,23 +95,23 @@ class CallsLater(Methods):
     ids=["method", "async", "partial", "async partial", "object", "async object", "partial object"],
 )
 async def test_any_kind_of_function_may_be_a_handler(form: Any) -> None:
-    async with scene(events=3) as s:
+    async with host_group(events=3) as s:
         await s.host(on_event=form(s.seen))
         await s.seen.count(3)
         assert s.seen.numbers() == [0, 1, 2]
         await s.watch.sees(CheckpointWritten, sequence_number=2)
-        assert s.errors.told == []
+        assert s.errors.received == []
 
 
 async def test_a_function_that_hides_a_coroutine_is_told_so_and_its_events_are_not_lost() -> None:
-    async with scene(events=3) as s:
+    async with host_group(events=3) as s:
         later = Methods(s.seen).later_tagged
         poison = PoisonPolicy.stop(retries=0)
         host = s.make(on_event=lambda c, e: later("x", c, e), setting=options(poison=poison))
         async with host:
-            told = await s.watch.sees(Poisoned)
-            assert isinstance(told.error, UsageError)
-            assert "make it async def" in str(told.error)
+            reported = await s.watch.sees(Poisoned)
+            assert isinstance(reported.error, UsageError)
+            assert "make it async def" in str(reported.error)
         assert await s.checkpoints() == {}
 
 
@@ -129,7 +129,7 @@ async def test_a_function_that_hides_a_coroutine_is_told_so_and_its_events_are_n
 async def test_the_policy_decides_when_the_position_is_written(
     policy: CheckpointPolicy, expected: int
 ) -> None:
-    async with scene(events=10) as s:
+    async with host_group(events=10) as s:
         await s.host(setting=options(checkpoint=policy, batch_events=2))
         await s.seen.count(10)
         await s.watch.sees(CheckpointWritten, sequence_number=expected)
@@ -157,7 +157,7 @@ async def test_the_handler_may_checkpoint_the_last_or_a_given_event(blocking: bo
         if isinstance(event, CheckpointWritten):
             wrote.append(event.sequence_number)
 
-    async with scene(events=8) as s:
+    async with host_group(events=8) as s:
         handler = sync if blocking else later
         setting = options(checkpoint=MANUAL)
         async with s.make(on_batch=handler, setting=setting, hooks=[s.watch, hook]):
@@ -168,7 +168,7 @@ async def test_the_handler_may_checkpoint_the_last_or_a_given_event(blocking: bo
 
 @pytest.mark.spec("C4", "C5")
 async def test_manual_writes_nothing_by_itself_and_the_end_says_what_comes_again() -> None:
-    async with scene(events=8) as s:
+    async with host_group(events=8) as s:
         host = s.make(setting=options(checkpoint=MANUAL))
         async with host:
             await s.seen.count(8)
@@ -191,7 +191,7 @@ async def test_a_checkpoint_beyond_what_was_delivered_or_behind_the_stored_is_re
                 refused.append(error)
         await context.checkpoint(event)
 
-    async with scene(events=8) as s:
+    async with host_group(events=8) as s:
         await s.host(on_event=on_event, setting=options(checkpoint=MANUAL))
         await s.watch.sees(CheckpointWritten, times=2)
         assert [type(each) for each in refused] == [UsageError, UsageError, CheckpointBehind]
@@ -208,7 +208,7 @@ async def test_a_position_before_any_event_can_not_be_written() -> None:
             await context.checkpoint()
         errors.append(caught.value)
 
-    async with scene() as s:
+    async with host_group() as s:
         await s.owns(on_partition_open=on_open)
         await s.watch.sees(PartitionOpened)
         await s.watch.until(lambda: bool(errors))
@@ -217,7 +217,9 @@ async def test_a_position_before_any_event_can_not_be_written() -> None:
 # ------------------------------------------------------------------- failures
 
 
-async def run_with_poison(s: Scene, poison: set[int], policy: PoisonPolicy, **more: Any) -> None:
+async def run_with_poison(
+    s: HostGroup, poison: set[int], policy: PoisonPolicy, **more: Any
+) -> None:
     """A host whose ``on_batch`` fails whenever one of these events is in the batch."""
 
     async def on_batch(context: Any, batch: EventBatch) -> None:
@@ -237,21 +239,21 @@ async def test_a_failing_batch_is_tried_again_until_it_is_taken() -> None:
             raise ValueError("not yet")
         await s.seen.on_batch(context, batch)
 
-    async with scene(events=5) as s:
-        poison = PoisonPolicy.retry(pauses=AT_ONCE)
+    async with host_group(events=5) as s:
+        poison = PoisonPolicy.retry(pauses=QUICK_RETRIES)
         host = await s.host(on_batch=on_batch, setting=options(poison=poison))
         await s.seen.count(5)
         assert s.seen.numbers() == [0, 1, 2, 3, 4]
         assert [each.attempt for each in s.watch.of(HandlerFailed)] == [1, 2, 3, 4]
-        assert [str(error) for _, error in s.errors.told] == ["not yet"] * 4
-        assert {context.partition for context, _ in s.errors.told} == {"0"}
+        assert [str(error) for _, error in s.errors.received] == ["not yet"] * 4
+        assert {context.partition for context, _ in s.errors.received} == {"0"}
         assert host.counts().events_handled == 5
 
 
 @pytest.mark.spec("B6")
 @pytest.mark.parametrize("poison", [{7}, {0}, {15}, {3, 4, 11}])
 async def test_of_a_failing_batch_only_the_poison_is_skipped(poison: set[int]) -> None:
-    async with scene(events=16) as s:
+    async with host_group(events=16) as s:
         await run_with_poison(s, poison, SKIP)
         await s.seen.count(16 - len(poison))
         await s.watch.sees(CheckpointWritten, sequence_number=15)
@@ -272,7 +274,7 @@ async def test_on_event_goes_on_at_the_event_that_failed(blocking: bool) -> None
     async def later(context: Any, event: Event) -> None:
         take(context, event)
 
-    async with scene(events=6) as s:
+    async with host_group(events=6) as s:
         host = await s.host(on_event=take if blocking else later, setting=options(poison=SKIP))
         await s.seen.count(5)
         await s.watch.sees(CheckpointWritten, sequence_number=5)
@@ -284,11 +286,11 @@ async def test_on_event_goes_on_at_the_event_that_failed(blocking: bool) -> None
 @pytest.mark.spec("B6")
 async def test_a_dead_letter_is_kept_before_the_partition_goes_on() -> None:
     letters: list[DeadLetter] = []
-    trouble = iter([OSError("full")])
+    errors = iter([OSError("full")])
 
     class Box:
         async def send(self, sent: Sequence[DeadLetter]) -> None:
-            error = next(trouble, None)
+            error = next(errors, None)
             if error is not None:
                 raise error
             assert max(s.seen.numbers(), default=-1) < 2
@@ -296,8 +298,8 @@ async def test_a_dead_letter_is_kept_before_the_partition_goes_on() -> None:
 
         async def close(self) -> None: ...
 
-    async with scene(events=4) as s:
-        poison = PoisonPolicy.dead_letter(retries=2, pauses=AT_ONCE)
+    async with host_group(events=4) as s:
+        poison = PoisonPolicy.dead_letter(retries=2, pauses=QUICK_RETRIES)
         await run_with_poison(s, {2}, poison, dead_letters=Box())
         await s.seen.count(3)
         assert s.seen.numbers() == [0, 1, 3]
@@ -313,21 +315,21 @@ async def test_a_dead_letter_is_kept_before_the_partition_goes_on() -> None:
         assert letter.reason == "ValueError: can not take it"
         assert "in on_batch" in letter.traceback
         assert letter.attempts == 3
-        assert any(isinstance(error, OSError) for _, error in s.errors.told)
+        assert any(isinstance(error, OSError) for _, error in s.errors.received)
 
 
 @pytest.mark.spec("B6")
 async def test_stop_keeps_the_partition_and_what_came_before_is_not_handled_again() -> None:
-    async with scene(events=8) as s:
-        poison = PoisonPolicy.stop(retries=1, pauses=AT_ONCE)
+    async with host_group(events=8) as s:
+        poison = PoisonPolicy.stop(retries=1, pauses=QUICK_RETRIES)
         host = s.make(
             on_batch=None,
             on_event=(poisoned := Poison(s.seen, 5)),
             setting=options(poison=poison),
         )
         async with host:
-            told = await s.watch.sees(Poisoned, action="stop")
-            assert told.sequence_number == 5
+            reported = await s.watch.sees(Poisoned, action="stop")
+            assert reported.sequence_number == 5
             assert len(host.held()) == 1
             await s.watch.until(lambda: host.status()[0].state is PartitionState.STOPPED)
         assert await s.checkpoints() == {"0": 4}
@@ -339,7 +341,7 @@ async def test_stop_keeps_the_partition_and_what_came_before_is_not_handled_agai
 
 
 class Poison:
-    """An ``on_event`` that can not take one event."""
+    """An ``on_event`` that cannot take one event."""
 
     def __init__(self, seen: Seen, number: int) -> None:
         self.seen = seen
@@ -358,7 +360,7 @@ async def test_errors_of_on_error_and_of_hooks_change_nothing() -> None:
     def bad_hook(event: HookEvent) -> None:
         raise RuntimeError("the hook is broken")
 
-    async with scene(events=4) as s:
+    async with host_group(events=4) as s:
         host = await s.host(
             on_event=Poison(s.seen, 1),
             on_error=bad_on_error,
@@ -377,15 +379,15 @@ async def test_errors_of_the_callbacks_are_told_and_change_nothing() -> None:
     def on_close(context: Any, reason: CloseReason) -> None:
         raise RuntimeError("close")
 
-    async with scene(events=2) as s:
+    async with host_group(events=2) as s:
         async with s.make(on_partition_open=on_open, on_partition_close=on_close):
             await s.seen.count(2)
-        assert [str(error) for _, error in s.errors.told] == ["open", "close"]
+        assert [str(error) for _, error in s.errors.received] == ["open", "close"]
         assert await s.checkpoints() == {"0": 1}
 
 
 async def test_a_handler_that_lets_a_cancellation_of_its_own_get_out_has_failed_like_any() -> None:
-    """It must not end the pump and leave the partition held by nobody who works."""
+    """It must not end the pump and leave the partition held without being worked on."""
     first = iter([True])
 
     async def on_event(context: Any, event: Event) -> None:
@@ -395,16 +397,18 @@ async def test_a_handler_that_lets_a_cancellation_of_its_own_get_out_has_failed_
             await task
         s.seen.note(context, event)
 
-    async with scene(events=3) as s:
-        await s.host(on_event=on_event, setting=options(poison=PoisonPolicy.retry(pauses=AT_ONCE)))
+    async with host_group(events=3) as s:
+        await s.host(
+            on_event=on_event, setting=options(poison=PoisonPolicy.retry(pauses=QUICK_RETRIES))
+        )
         await s.seen.count(3)
         assert s.seen.numbers() == [0, 1, 2]
-        ((_, error),) = s.errors.told
+        ((_, error),) = s.errors.received
         assert isinstance(error.__cause__, asyncio.CancelledError)
 
 
 async def test_a_checkpoint_that_is_cancelled_while_it_is_written_harms_nobody() -> None:
-    """The answer comes when nobody waits any more: the leases must live on."""
+    """The answer comes when it is no longer awaited: the leases must survive."""
 
     class Slow(MemoryStore):
         async def checkpoint(self, marks: Sequence[CheckpointWrite]) -> Mapping[str, Refusal]:
@@ -423,7 +427,7 @@ async def test_a_checkpoint_that_is_cancelled_while_it_is_written_harms_nobody()
             await asyncio.wait([writing])
             go_on.set()
 
-    async with scene(events=3, store=Slow(SystemClock())) as s:
+    async with host_group(events=3, store=Slow(SystemClock())) as s:
         host = await s.host(on_event=on_event, setting=options(checkpoint=MANUAL))
         await s.seen.count(3)
         await s.watch.sees(CheckpointWritten, sequence_number=0)
@@ -431,4 +435,4 @@ async def test_a_checkpoint_that_is_cancelled_while_it_is_written_harms_nobody()
         s.fill(1)
         await s.seen.count(4)
         assert len(host.held()) == 1
-        assert s.errors.told == []
+        assert s.errors.received == []

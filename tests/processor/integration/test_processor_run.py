@@ -1,4 +1,4 @@
-"""A processor as a program of its own: signals, and the background of a blocking program."""
+"""A processor as its own program: signals, and the background of a blocking program."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from tests.support.processors import (
-    PATIENCE_S,
+    TIMEOUT_S,
     lease_threads,
     options,
 )
@@ -64,8 +64,9 @@ def hook(event):
     if type(event).__name__ in ("CheckpointWritten", "PartitionDraining"):
         say(event=type(event).__name__, partition=event.partition)
 
-options = ProcessorOptions(timing=LeaseTiming.of(lease=timedelta(seconds=60),
-renew_interval=timedelta(seconds=0.3))) processor = EventProcessor(
+timing = LeaseTiming.of(lease=timedelta(seconds=60), renew_interval=timedelta(seconds=0.3))
+options = ProcessorOptions(timing=timing)
+processor = EventProcessor(
     source, sys.argv[1], "billing", on_batch=on_batch, options=options, hooks=[hook], clock=clock
 )
 processor.run()
@@ -74,7 +75,7 @@ say(event="end")
 
 
 class Program:
-    """A processor's ``run()`` in a process of its own."""
+    """A processor's ``run()`` in its own process."""
 
     def __init__(self, url: str, how: str) -> None:
         self._popen = subprocess.Popen(
@@ -93,7 +94,7 @@ class Program:
         self._popen.send_signal(number)
 
     def end(self) -> int:
-        return self._popen.wait(PATIENCE_S)
+        return self._popen.wait(TIMEOUT_S)
 
     def kill(self) -> None:
         self._popen.kill()
@@ -177,7 +178,7 @@ def test_a_program_without_an_event_loop_runs_a_processor_in_the_background(
     processor = EventProcessor(source, url, "billing", on_event=on_event, options=options())
     with blocking(processor):
         source.append("1", b"c")
-        assert done.wait(PATIENCE_S)
+        assert done.wait(TIMEOUT_S)
     assert sorted(got) == [b"a", b"b", b"c"]
     assert lease_threads() == []
     assert processor.counts().events_handled == 3

@@ -20,6 +20,6 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 @pytest.fixture(params=["postgres"])
 def empty_url() -> Iterator[str]:
-    """A place for leases that nobody has ever opened."""
+    """A store for leases that was never opened."""
     with database(migrated=False) as made:
         yield made

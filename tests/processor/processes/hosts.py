@@ -1,6 +1,6 @@
-"""Hosts in processes of their own, a producer that goes on beside them, and the sums at the end.
+"""Hosts in their own processes, a producer that runs beside them, and the sums at the end.
 
-Nothing here sleeps to wait for something: hosts say what happens, and each line is an event.
+Nothing here sleeps to wait: hosts print what happens, one event per line.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from leasehold.stores import open_store
 T = TypeVar("T")
 
 ROOT = Path(__file__).parents[3]
-PATIENCE_S = 120.0
-AT_ONCE = 5
+TIMEOUT_S = 120.0
+EVENTS_PER_ROUND = 5
 STREAM = "orders"
 GROUP = "billing"
 KEYS_GROUP = partition_group(STREAM, GROUP)
@@ -55,14 +55,16 @@ class Delivered:
 
 
 class Host:
-    """See ``processor_process``."""
+    """One host: a process that runs ``processor_process``."""
 
-    def __init__(self, crowd: Crowd, settings: dict[str, Any], directory: Path) -> None:
+    def __init__(
+        self, host_processes: HostProcesses, settings: dict[str, Any], directory: Path
+    ) -> None:
         self.name: str = settings["name"]
         self.said: list[dict[str, Any]] = []
         self._by_event: dict[str, list[dict[str, Any]]] = defaultdict(list)
         self._held: dict[str, int] = {}
-        self._crowd = crowd
+        self._processes = host_processes
         self._results = Path(settings["results"]) if settings.get("results") else None
         self._errors = directory / f"{self.name}.stderr"
         command = [sys.executable, "-m", "tests.support.processor_process", json.dumps(settings)]
@@ -76,7 +78,7 @@ class Host:
         return self._popen.pid
 
     def of(self, event: str, **like: object) -> list[dict[str, Any]]:
-        """All that it said of this kind."""
+        """All that it printed of this kind."""
         return [
             each
             for each in list(self._by_event[event])
@@ -88,9 +90,9 @@ class Host:
         return dict(self._held)
 
     def says(self, event: str, *, times: int = 1, **like: object) -> dict[str, Any]:
-        """Wait until it has said this so many times; the last of them."""
+        """Wait until it has printed this that many times; return the last of them."""
         what = f"{self.name} says {event} {like or ''} ({times} times)"
-        self._crowd.until(lambda: len(self.of(event, **like)) >= times, what)
+        self._processes.until(lambda: len(self.of(event, **like)) >= times, what)
         return self.of(event, **like)[times - 1]
 
     def delivered(self) -> list[Delivered]:
@@ -108,25 +110,25 @@ class Host:
         self._popen.send_signal(number)
 
     def kill(self) -> None:
-        """As a power cut does it; all that it said before is heard when this returns."""
+        """Kill it; all that it printed before is read when this returns."""
         self._popen.kill()
-        self._popen.wait(PATIENCE_S)
-        self._reading.join(PATIENCE_S)
+        self._popen.wait(TIMEOUT_S)
+        self._reading.join(TIMEOUT_S)
 
     def stop(self) -> None:
-        """SIGSTOP; returns when it stands still."""
-        with no_transaction(self._crowd.url):
+        """SIGSTOP; returns when it is paused."""
+        with no_transaction(self._processes.url):
             self.send(signal.SIGSTOP)
             self.stopped()
 
     def stopped(self) -> None:
-        """Wait until it stands still."""
+        """Wait until it is paused."""
         what = os.WSTOPPED | os.WEXITED | os.WNOWAIT
         found = os.waitid(os.P_PID, self.pid, what)
         assert found is not None
-        assert found.si_code == os.CLD_STOPPED, f"{self.name} has ended: {self.trouble()}"
+        assert found.si_code == os.CLD_STOPPED, f"{self.name} has ended: {self.diagnosis()}"
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         self.send(signal.SIGCONT)
 
     def limit_files(self, size: int) -> None:
@@ -137,10 +139,10 @@ class Host:
         """SIGTERM; its exit code when it has ended."""
         self.send(signal.SIGTERM)
         try:
-            code = self._popen.wait(PATIENCE_S)
+            code = self._popen.wait(TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            pytest.fail(f"{self.name} does not end: {self.trouble()}", pytrace=False)
-        self._reading.join(PATIENCE_S)
+            pytest.fail(f"{self.name} does not end: {self.diagnosis()}", pytrace=False)
+        self._reading.join(TIMEOUT_S)
         return code
 
     def end(self) -> None:
@@ -148,8 +150,8 @@ class Host:
         if self._popen.stdout is not None:
             self._popen.stdout.close()
 
-    def trouble(self) -> str:
-        """The last it has said, for people."""
+    def diagnosis(self) -> str:
+        """Its last output, human-readable."""
         lines = self._errors.read_text(encoding="utf-8", errors="replace").splitlines()[-30:]
         notes = [each for each in self.said if each["event"] not in {"delivered", "stored"}][-15:]
         return f"\n{self.name} ({self._popen.poll()}): {notes}\n" + "\n".join(lines)
@@ -157,9 +159,9 @@ class Host:
     def _read(self) -> None:
         assert self._popen.stdout is not None
         for line in self._popen.stdout:
-            self._crowd.heard(self, json.loads(line))
+            self._processes.on_line(self, json.loads(line))
 
-    def hears(self, said: dict[str, Any]) -> None:
+    def record(self, said: dict[str, Any]) -> None:
         self.said.append(said)
         self._by_event[said["event"]].append(said)
         if said["event"] == "opened":
@@ -168,8 +170,8 @@ class Host:
             del self._held[said["partition"]]
 
 
-class Crowd:
-    """All hosts of one group, those that were killed too."""
+class HostProcesses:
+    """All hosts of one group, including those that were killed."""
 
     def __init__(self, url: str, log_url: str, log: Log, directory: Path) -> None:
         self.url = url
@@ -177,7 +179,7 @@ class Crowd:
         self.hosts: list[Host] = []
         self._log_url = log_url
         self._directory = directory
-        self._rung = threading.Condition()
+        self._changed = threading.Condition()
         self._furthest: dict[str, int] = {}
 
     # ------------------------------------------------------------- hosts
@@ -197,28 +199,28 @@ class Crowd:
         self.hosts.append(host)
         return host
 
-    def heard(self, host: Host, said: dict[str, Any]) -> None:
-        """A host has said something: whoever waits for it looks."""
-        with self._rung:
-            host.hears(said)
-            # One that is killed may have stored more than it could say; who follows knows it.
+    def on_line(self, host: Host, said: dict[str, Any]) -> None:
+        """Record a line of a host, and wake the waiters."""
+        with self._changed:
+            host.record(said)
+            # A killed host may have stored more than it could print; the next owner shows it.
             number = {"stored": "number", "opened": "position"}.get(said["event"])
             if number is not None:
                 end = said[number] - (said["event"] == "opened")
                 self._furthest[said["partition"]] = max(
                     self._furthest.get(said["partition"], -1), end
                 )
-            self._rung.notify_all()
+            self._changed.notify_all()
 
-    def until(self, true: Callable[[], bool], what: str) -> None:
-        """Return when it is so; fail with all that is known if it does not come to pass."""
-        with self._rung:
-            if not self._rung.wait_for(true, PATIENCE_S):
-                known = "\n".join(host.trouble() for host in self.hosts)
-                pytest.fail(f"not within {PATIENCE_S:g} s: {what}\n{known}", pytrace=False)
+    def until(self, condition: Callable[[], bool], what: str) -> None:
+        """Return when the condition holds; fail with all that is known after the timeout."""
+        with self._changed:
+            if not self._changed.wait_for(condition, TIMEOUT_S):
+                known = "\n".join(host.diagnosis() for host in self.hosts)
+                pytest.fail(f"not within {TIMEOUT_S:g} s: {what}\n{known}", pytrace=False)
 
     def shared(self, *shares: int, hosts: list[Host] | None = None) -> None:
-        """Wait until the hosts have so many partitions each, in any order."""
+        """Wait until the hosts have this many partitions each, in any order."""
         among = hosts or self.hosts
         self.until(
             lambda: sorted(len(host.held()) for host in among) == sorted(shares),
@@ -276,14 +278,14 @@ class Crowd:
         return {last_part(key): each for key, each in found.items()}
 
     @contextmanager
-    def producing(self, *, every_s: float = 0.1) -> Iterator[None]:
-        """Events go to all partitions, a few each round, until the end of the block."""
-        enough = threading.Event()
+    def producing(self, *, interval_s: float = 0.1) -> Iterator[None]:
+        """Send events to all partitions, a few each round, until the end of the block."""
+        stop = threading.Event()
         errors: list[BaseException] = []
 
         def produce() -> None:
             try:
-                self._produce(enough, every_s)
+                self._produce(stop, interval_s)
             except BaseException as error:  # noqa: BLE001
                 errors.append(error)
 
@@ -292,12 +294,12 @@ class Crowd:
         try:
             yield
         finally:
-            enough.set()
-            thread.join(PATIENCE_S)
+            stop.set()
+            thread.join(TIMEOUT_S)
         assert not errors, errors
 
     def fill(self, rounds: int) -> None:
-        """So many events to each partition, and wait until they are stored."""
+        """Send this many events to each partition, and wait until they are stored."""
         with self.log.producer(STREAM, QUICK) as producer:
             sent = [
                 producer.send(Event(body=b"%d" % (number * 31 % 1009)), partition=partition)
@@ -305,37 +307,37 @@ class Crowd:
                 for number in range(rounds)
             ]
             for each in sent:
-                each.result(PATIENCE_S)
+                each.result(TIMEOUT_S)
 
-    def _produce(self, enough: threading.Event, every_s: float) -> None:
+    def _produce(self, stop: threading.Event, interval_s: float) -> None:
         with self.log.producer(STREAM, QUICK) as producer:
             sent = []
             for number in count(1):
                 partitions = self.log.stream(STREAM).partitions  # it may have grown
-                values = range(number, number + AT_ONCE)
+                values = range(number, number + EVENTS_PER_ROUND)
                 sent += [
                     producer.send([Event(body=b"%d" % n) for n in values], partition=each)
                     for each in range(partitions)
                 ]
-                if enough.wait(every_s):
+                if stop.wait(interval_s):
                     break
             for each in sent:
-                each.result(PATIENCE_S)
+                each.result(TIMEOUT_S)
 
 
 QUICK = ProducerOptions(linger=timedelta(milliseconds=1), durable=False)
 
 
 @contextmanager
-def crowd(
+def host_processes(
     log_url: str, directory: Path, *, partitions: int, url: str | None = None
-) -> Iterator[Crowd]:
-    """A stream with so many partitions and no host yet; all are killed at the end."""
+) -> Iterator[HostProcesses]:
+    """A stream with this many partitions and no host yet; all hosts are killed at the end."""
     options = LogOptions(run_monitor=False)
     volumes = [directory / "volume"]
     with Log.open(log_url, volumes=volumes, name="test", options=options) as log:
         log.create(STREAM, partitions=partitions)
-        made = Crowd(url or log_url, log_url, log, directory)
+        made = HostProcesses(url or log_url, log_url, log, directory)
         try:
             yield made
         finally:

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.processor.processes.hosts import Crowd, Host, crowd
+from tests.processor.processes.hosts import Host, HostProcesses, host_processes
 from tests.support import postgres
 
 pytestmark = pytest.mark.server
 
 PARTITIONS = 4
-# One that stands still in the middle of a block must not hold its rows for ever.
+# One that is paused in the middle of a block must not hold its rows forever.
 PATIENCE = "&options=-c%20idle_in_transaction_session_timeout%3D1s"
 SETTINGS: dict[str, Any] = {"lease_s": 1.5, "does": "transaction", "work_s": 0.02}
 
@@ -36,7 +36,7 @@ def url() -> Iterator[str]:
         yield made + PATIENCE
 
 
-def exactly_once(c: Crowd) -> None:
+def exactly_once(c: HostProcesses) -> None:
     """Wait until all is done; each event's row is there once, and the totals are its sums."""
     logged = c.logged()
     assert len(logged) > 100
@@ -57,12 +57,12 @@ def exactly_once(c: Crowd) -> None:
         assert (partition, checkpoint.position.sequence_number + 1) not in logged
 
 
-def kill(c: Crowd, victim: Host, others: list[Host], number: int) -> Host:
+def kill(c: HostProcesses, victim: Host, others: list[Host], number: int) -> Host:
     victim.kill()
     return c.begin(f"host{number}", **SETTINGS)
 
 
-def stand_still(c: Crowd, victim: Host, others: list[Host], number: int) -> Host:
+def stand_still(c: HostProcesses, victim: Host, others: list[Host], number: int) -> Host:
     victim.stop()
     lost = victim.held()
 
@@ -71,7 +71,7 @@ def stand_still(c: Crowd, victim: Host, others: list[Host], number: int) -> Host
         return all(owned.get(partition, 0) > epoch for partition, epoch in lost.items())
 
     c.until(taken, f"{lost} taken over")
-    victim.go_on()
+    victim.resume()
     return victim
 
 
@@ -79,11 +79,14 @@ def stand_still(c: Crowd, victim: Host, others: list[Host], number: int) -> Host
 @pytest.mark.parametrize("rounds", [1, pytest.param(5, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("strike", [kill, stand_still])
 def test_effects_are_there_exactly_once_whatever_is_struck_at_random_moments(
-    url: str, tmp_path: Path, strike: Callable[[Crowd, Host, list[Host], int], Host], rounds: int
+    url: str,
+    tmp_path: Path,
+    strike: Callable[[HostProcesses, Host, list[Host], int], Host],
+    rounds: int,
 ) -> None:
     rng = random.Random(2)
     pause = threading.Event()
-    with crowd(url, tmp_path, partitions=PARTITIONS) as c:
+    with host_processes(url, tmp_path, partitions=PARTITIONS) as c:
         alive = [c.begin(f"host{number}", **SETTINGS) for number in range(2)]
         with c.producing():
             for number in range(2, 2 + rounds):
@@ -104,13 +107,13 @@ def test_effects_are_there_exactly_once_whatever_is_struck_at_random_moments(
 def test_a_transaction_that_outlived_its_lease_is_refused_and_counted_and_leaves_no_trace(
     url: str, tmp_path: Path
 ) -> None:
-    with crowd(url.removesuffix(PATIENCE), tmp_path, partitions=1) as c:
+    with host_processes(url.removesuffix(PATIENCE), tmp_path, partitions=1) as c:
         c.fill(120)
         zombie = c.begin("zombie", **SETTINGS, stops="transaction", stops_at=15)
         zombie.stopped()
         heir = c.begin("heir", **SETTINGS)
         heir.says("stored", number=119)
-        zombie.go_on()
+        zombie.resume()
         # It looks at the clock before it asks the store, which would refuse it too.
         zombie.says("refused", epoch=1)
         zombie.says("closed", reason="lost", epoch=1)

@@ -1,4 +1,4 @@
-"""``leasehold process`` in processes of its own: it handles, says what it does, and leaves."""
+"""``leasehold process`` in its own processes: it handles, says what it does, and leaves."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from leasehold.events import Event
 from leasehold.log import Log, LogOptions
 
 COMMAND = str(Path(sys.executable).with_name("leasehold"))
-PATIENCE_S = 120
+TIMEOUT_S = 120
 HANDLERS = """
 import os
 import threading
@@ -61,7 +61,7 @@ def leasehold(
 
 
 class Running:
-    """A processor in a process of its own; what it says is read line by line."""
+    """A processor in its own process; what it says is read line by line."""
 
     def __init__(self, store: str, folder: Path, *words: str) -> None:
         self.process = subprocess.Popen(
@@ -84,7 +84,7 @@ class Running:
 
     def end(self, number: signal.Signals) -> tuple[int, str]:
         self.process.send_signal(number)
-        out, said = self.process.communicate(timeout=PATIENCE_S)
+        out, said = self.process.communicate(timeout=TIMEOUT_S)
         self.said += said
         return self.process.returncode, out
 
@@ -143,7 +143,7 @@ def test_a_handler_that_never_ends_does_not_keep_it(running: Callable[..., Runni
     assert [host.process.stdout.readline() for _ in range(2)] == ["begun\n"] * 2
     code, _ = host.end(signal.SIGTERM)
     assert code == 1, host.said
-    assert "2 handlers did not end in time and can not be stopped" in host.said
+    assert "2 handlers did not end in time and cannot be stopped" in host.said
 
 
 def test_batches_and_metrics(running: Callable[..., Running]) -> None:
@@ -172,6 +172,6 @@ def test_an_operator_has_it_leave_and_the_other_host_goes_on(
     first = next(each["holder"] for each in members if each["holder"].startswith("one-"))
     done = leasehold("members", "drain", first, "--execute", "--timeout", "30s")
     assert done.code == 0, done.err
-    assert one.process.wait(timeout=PATIENCE_S) == 0
+    assert one.process.wait(timeout=TIMEOUT_S) == 0
     two.until("opened partition")
     assert two.end(signal.SIGTERM)[0] == 0, two.said

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.processor.processes.hosts import crowd
+from tests.processor.processes.hosts import host_processes
 from tests.processor.processes.sums import balance, never_together
 
-# Nobody dies here, so no lease may end by time, however slow the machine is; news travel fast.
+# No host crashes here, so no lease may end by time, however slow the machine is.
 CALM = {"lease_s": 20.0, "renew_s": 0.3}
 
 
@@ -17,7 +17,7 @@ def test_hosts_started_in_the_same_second_on_an_empty_store_share_it(
     empty_url: str, tmp_path: Path
 ) -> None:
     log_url = f"sqlite:///{tmp_path}/log.db"
-    with crowd(log_url, tmp_path, partitions=8, url=empty_url) as c:
+    with host_processes(log_url, tmp_path, partitions=8, url=empty_url) as c:
         c.fill(20)
         for number in range(6):
             c.begin(f"host{number}", **CALM)
@@ -33,7 +33,7 @@ def test_hosts_started_in_the_same_second_on_an_empty_store_share_it(
 def test_hosts_beyond_the_partitions_stand_by_and_take_over_from_one_that_is_killed(
     url: str, tmp_path: Path
 ) -> None:
-    with crowd(url, tmp_path, partitions=2) as c:
+    with host_processes(url, tmp_path, partitions=2) as c:
         hosts = [c.begin(f"host{number}", lease_s=3.0) for number in range(3)]
         for host in hosts:
             host.says("ready")
@@ -55,7 +55,7 @@ def test_hosts_beyond_the_partitions_stand_by_and_take_over_from_one_that_is_kil
 def test_partitions_that_are_added_while_all_runs_are_found_and_shared(
     url: str, tmp_path: Path
 ) -> None:
-    with crowd(url, tmp_path, partitions=2) as c:
+    with host_processes(url, tmp_path, partitions=2) as c:
         for number in range(2):
             c.begin(f"host{number}", **CALM)
         with c.producing():
@@ -73,19 +73,19 @@ def test_partitions_that_are_added_while_all_runs_are_found_and_shared(
 def test_a_rolling_restart_under_load_repeats_no_event_and_loses_none(
     url: str, tmp_path: Path
 ) -> None:
-    with crowd(url, tmp_path, partitions=4) as c:
+    with host_processes(url, tmp_path, partitions=4) as c:
         old = [c.begin(f"old{number}", **CALM, checkpoint_s=1.0) for number in range(2)]
         with c.producing():
             c.shared(2, 2)
             for number, host in enumerate(old):
                 new = c.begin(f"new{number}", **CALM, checkpoint_s=1.0)
                 new.says("opened")
-                assert host.leave() == 0, host.trouble()
+                assert host.leave() == 0, host.diagnosis()
                 assert host.held() == {}
             c.shared(0, 0, 2, 2)
         c.stored()
         for host in c.hosts[2:]:
-            assert host.leave() == 0, host.trouble()
+            assert host.leave() == 0, host.diagnosis()
         never_together(c)
         assert balance(c).twice == 0
         assert {each["reason"] for each in c.said("closed")} == {"shutdown", "handed over"}

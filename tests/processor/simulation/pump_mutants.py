@@ -1,6 +1,6 @@
 """Bugs in the work on a partition, each put into the real code by replacing one part of it.
 
-The pump days must find every one of them, each for what it is.
+The fault runs must find every one of them, each for what it is.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from leasehold.events import EventBatch, EventSource, Receiver, Start
 from leasehold.lease.handle import Handle
 from leasehold.model import Checkpoint, CheckpointWrite, EndReason, Ownership, Position, Refusal
 from leasehold.processor import CloseReason, PartitionState
-from leasehold.processor.checkpoint_writer import CheckpointLoader, CheckpointWriter, Told
+from leasehold.processor.checkpoint_writer import CheckpointLoader, CheckpointWriter, WriteCallback
 from leasehold.processor.pump import PrefetchBuffer, Pump
 from leasehold.processor.pump_manager import PumpManager
 from leasehold.testing.sim.checks import CheckedRegistry
@@ -40,7 +40,7 @@ class PumpMutant:
 
 @replaces("leasehold.processor.pump:PumpProgress.write")
 def drains_without_checkpoint(original: Any) -> Any:
-    """The word *drained* is given before the position is stored."""
+    """*Drained* is reported before the position is stored."""
 
     def write(self: Pump, position: Position) -> Future[None]:
         written: Future[None] = original(self, position)
@@ -55,18 +55,18 @@ def drains_without_checkpoint(original: Any) -> Any:
 
 @replaces("leasehold.processor.pump_manager:PumpManager.drain")
 def drains_at_once(original: Any) -> Any:
-    """The member is told *drained* as soon as it asks, while the handler is still at it."""
+    """*Drained* is reported as soon as the member asks, while the handler still works."""
 
     def drain(self: PumpManager, ownership: Ownership) -> None:
         original(self, ownership)
-        self._bridge.to_lease(lambda: self._lease_side.drained(ownership))
+        self._loop_link.to_lease(lambda: self._lease_thread.drained(ownership))
 
     return drain
 
 
 @replaces("leasehold.processor.pump_manager:PumpManager.ended")
 def drained_by_force(original: Any) -> Any:
-    """A pump that was ended by force says *drained* as if it had ended in good order."""
+    """A pump that was ended forcibly says *drained* as if it had ended gracefully."""
 
     def ended(self: PumpManager, pump: Pump, *, in_order: bool) -> None:
         del in_order
@@ -77,7 +77,7 @@ def drained_by_force(original: Any) -> Any:
 
 @replaces("leasehold.processor.pump:Pump.close")
 def outlives_its_deadline(original: Any) -> Any:
-    """Told to stop at once, it goes on with what it has in hand."""
+    """Closed immediately, it continues with its current batch."""
 
     def close(self: Pump, reason: CloseReason, *, given_up: bool = False) -> None:
         if reason is CloseReason.SHUTDOWN:
@@ -90,7 +90,7 @@ def outlives_its_deadline(original: Any) -> Any:
 
 @replaces("leasehold.processor.pump:Pump._restart")
 def ends_with_its_receiver(original: Any) -> Any:
-    """After trouble with the source the pump ends, and nobody begins another one."""
+    """After a failure of the source the pump ends, and no other one begins."""
 
     async def restart(self: Pump, error: Exception, failures: int) -> None:
         self.close(CloseReason.ERROR)
@@ -111,18 +111,18 @@ def forgets_at_hand_over(original: Any) -> Any:
     return end_term
 
 
-# --------------------------------------------------------------------------- belief
+# ------------------------------------------------------------------ local ownership
 
 
 @replaces("leasehold.lease.handle:Handle.valid")
 def does_not_ask(_original: Any) -> Any:
-    """Nobody looks whether the ownership may still be acted upon: owned once, owned for ever."""
+    """Whether the ownership still lasts is not checked: owned once, owned forever."""
     return property(lambda _self: True)
 
 
 @replaces("leasehold.lease.handle:Handle.check")
 def retries_after_loss(_original: Any) -> Any:
-    """A batch that has failed is tried again, whoever owns the partition by now."""
+    """A batch that has failed is retried, even if another host owns the partition by now."""
 
     def check(self: Handle) -> None:
         del self
@@ -130,17 +130,17 @@ def retries_after_loss(_original: Any) -> Any:
     return check
 
 
-# ------------------------------------------------------------------ where it goes on
+# ------------------------------------------------------------------ where it resumes
 
 OPEN = "leasehold.processor.pump:open_receiver"
 
 
-@replaces("leasehold.processor.pump:Pump._handle")
+@replaces("leasehold.processor.pump:Pump._deliver_batches")
 def stores_too_early(original: Any) -> Any:
     """The position is stored when events have come, not when they are handled."""
 
-    async def handle(self: Pump, intake: PrefetchBuffer) -> None:
-        get = intake.get
+    async def handle(self: Pump, prefetch_buffer: PrefetchBuffer) -> None:
+        get = prefetch_buffer.get
 
         async def get_and_store() -> EventBatch | None:
             batch = await get()
@@ -148,41 +148,41 @@ def stores_too_early(original: Any) -> Any:
                 self._advance(batch)
             return batch
 
-        intake.get = get_and_store  # type: ignore[method-assign]
-        await original(self, intake)
+        prefetch_buffer.get = get_and_store  # type: ignore[method-assign]
+        await original(self, prefetch_buffer)
 
     return handle
 
 
 @replaces(OPEN)
 def reopens_at_the_received(original: Any) -> Any:
-    """After trouble with the source it goes on after the last event that was received."""
+    """After a failure of the source it resumes after the last event that was received."""
     last: dict[Ownership, Receiver] = {}
 
     async def open_receiver(
-        source: EventSource, tenure: Handle, *, group: str, start: Start, on_trimmed: Any
+        source: EventSource, handle: Handle, *, group: str, start: Start, on_trimmed: Any
     ) -> Receiver:
-        if tenure.ownership in last:
-            start = Start.sequence(last[tenure.ownership].position)
-        last[tenure.ownership] = await original(
-            source, tenure, group=group, start=start, on_trimmed=on_trimmed
+        if handle.ownership in last:
+            start = Start.sequence(last[handle.ownership].position)
+        last[handle.ownership] = await original(
+            source, handle, group=group, start=start, on_trimmed=on_trimmed
         )
-        return last[tenure.ownership]
+        return last[handle.ownership]
 
     return open_receiver
 
 
 @replaces(OPEN)
 def reopens_at_the_checkpoint(original: Any) -> Any:
-    """After trouble with the source it goes on at the checkpoint, not after the last event."""
+    """After a failure of the source it resumes at the checkpoint, not after the last event."""
     first: dict[Ownership, Start] = {}
 
     async def open_receiver(
-        source: EventSource, tenure: Handle, *, group: str, start: Start, on_trimmed: Any
+        source: EventSource, handle: Handle, *, group: str, start: Start, on_trimmed: Any
     ) -> Receiver:
-        start = first.setdefault(tenure.ownership, start)
+        start = first.setdefault(handle.ownership, start)
         receiver: Receiver = await original(
-            source, tenure, group=group, start=start, on_trimmed=on_trimmed
+            source, handle, group=group, start=start, on_trimmed=on_trimmed
         )
         return receiver
 
@@ -190,23 +190,23 @@ def reopens_at_the_checkpoint(original: Any) -> Any:
 
 
 @replaces("leasehold.processor.pump:Pump._receive")
-def keeps_the_intake(original: Any) -> Any:
-    """What was received before the trouble is handed out, and then received again."""
+def keeps_the_prefetch_buffer(original: Any) -> Any:
+    """What was received before the failure is handed out, and then received again."""
     left: dict[Pump, Sequence[EventBatch]] = {}
 
     async def receive(
-        self: Pump, receiver: Receiver, intake: PrefetchBuffer, errors: list[Exception]
+        self: Pump, receiver: Receiver, prefetch_buffer: PrefetchBuffer, errors: list[Exception]
     ) -> None:
-        close = intake.close
+        close = prefetch_buffer.close
 
         def keep_and_close() -> None:
-            left[self] = [batch for batch, _ in intake._batches]
+            left[self] = [batch for batch, _ in prefetch_buffer._batches]
             close()
 
         for batch in left.pop(self, ()):
-            intake.put(batch)
-        intake.close = keep_and_close  # type: ignore[method-assign]
-        await original(self, receiver, intake, errors)
+            prefetch_buffer.put(batch)
+        prefetch_buffer.close = keep_and_close  # type: ignore[method-assign]
+        await original(self, receiver, prefetch_buffer, errors)
 
     return receive
 
@@ -221,13 +221,13 @@ def reopens_under_the_handler(_original: Any) -> Any:
     return reopen
 
 
-@replaces("leasehold.processor.pump:Pump._handle")
+@replaces("leasehold.processor.pump:Pump._deliver_batches")
 def handles_all_at_once(_original: Any) -> Any:
     """The next batch is handed out while the handler has not returned from the last one."""
 
-    async def handle(self: Pump, intake: PrefetchBuffer) -> None:
+    async def handle(self: Pump, prefetch_buffer: PrefetchBuffer) -> None:
         async with anyio.create_task_group() as tasks:
-            while (batch := await intake.get()) is not None:
+            while (batch := await prefetch_buffer.get()) is not None:
                 tasks.start_soon(self.delivery.deliver, batch)
 
     return handle
@@ -261,11 +261,11 @@ def newest_of_any_epoch(original: Any) -> Any:
         position: Position,
         *,
         within_s: float = 0.0,
-        told: Told | None = None,
+        on_done: WriteCallback | None = None,
     ) -> None:
         known = furthest.setdefault(self, {})
         position = known[ownership.key] = max(position, known.get(ownership.key, position))
-        original(self, ownership, position, within_s=within_s, told=told)
+        original(self, ownership, position, within_s=within_s, on_done=on_done)
 
     return put
 
@@ -288,7 +288,7 @@ def late_copies_win(original: Any) -> Any:
 
 @replaces("leasehold.testing.sim.pump_run:FencedSink._takes")
 def unfenced_sink(_original: Any) -> Any:
-    """Whoever writes last is right."""
+    """The last write wins."""
 
     def takes(self: FencedSink, key: str, epoch: int) -> bool:
         del self, key, epoch
@@ -313,7 +313,7 @@ MUTANTS = [
         ("stores too early", "passes events that", stores_too_early),
         ("re-opens at the received", "a gap in epoch|began at event", reopens_at_the_received),
         ("re-opens at the checkpoint", "came twice in epoch", reopens_at_the_checkpoint),
-        ("keeps the intake", "came twice in epoch", keeps_the_intake),
+        ("keeps the prefetch buffer", "came twice in epoch", keeps_the_prefetch_buffer),
         ("re-opens under the handler", "nothing had failed", reopens_under_the_handler),
         ("handles all at once", "two calls of the handler", handles_all_at_once),
         ("reads before the claim", "began at event", reads_before_the_claim),

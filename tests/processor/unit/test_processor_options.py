@@ -1,4 +1,4 @@
-"""The settings of a processor: what can not work is refused when they are made (P12)."""
+"""The settings of a processor: what cannot work is refused when they are made (P12)."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ import anyio.to_thread
 import psycopg
 import pytest
 from tests.support import postgres
-from tests.support.impatient import Impatient
+from tests.support.condition_clock import ConditionClock
 
 from leasehold.clock import SystemClock
 from leasehold.errors import InvalidUrl, LeaseholdError, StoreUnavailable, StoreUnusable
@@ -219,7 +219,7 @@ async def test_a_server_that_is_killed_and_comes_back(server: Server) -> None:
 
 
 async def test_a_server_that_stays_away(server: Server) -> None:
-    clock = Impatient()
+    clock = ConditionClock()
     store = await open_url(server.get_uri(), clock, patience=LONG)
     await in_thread(server.stop)
     try:
@@ -248,7 +248,7 @@ async def test_a_server_that_became_read_only(url: str, store: PostgresStore) ->
 
 
 async def test_waiting_is_bounded_and_can_be_cancelled(url: str, store: PostgresStore) -> None:
-    clock = Impatient()
+    clock = ConditionClock()
     hasty = await open_url(url, clock, patience=LONG)
     async with await psycopg.AsyncConnection.connect(url) as other:
         await other.execute("select 1 from leasehold.meta for update")

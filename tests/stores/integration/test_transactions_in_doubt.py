@@ -13,7 +13,7 @@ import anyio
 import psycopg
 import pytest
 from tests.support import postgres
-from tests.support.impatient import Impatient
+from tests.support.condition_clock import ConditionClock
 from tests.support.postgres_proxy import proxy
 from tests.support.transactions import (
     KEYS,
@@ -161,7 +161,7 @@ async def test_a_block_that_waits_in_vain_for_a_commit_in_doubt_has_committed_no
 ) -> None:
     _, owned = await owner(store)
     await leave_a_commit_under_way(url, awaited, owned[0])
-    clock = Impatient()
+    clock = ConditionClock()
     async with opened(url, clock=clock) as transactions:
         clock.over = lambda: bool(postgres.execute(url, IN_LINE))
         with pytest.raises(StoreUnavailable, match="nothing of this transaction was committed"):

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 from psycopg.rows import dict_row
 from tests.support import postgres
-from tests.support.impatient import Impatient
+from tests.support.condition_clock import ConditionClock
 from tests.support.postgres_proxy import Proxy, proxy
 from tests.support.transactions import (
     GROUP,
@@ -205,7 +205,7 @@ async def test_a_commit_that_the_server_never_answers_is_given_up_as_unknown(
 ) -> None:
     _, owned = await owner(store)
     door.at_commit = "hold"
-    clock = Impatient()
+    clock = ConditionClock()
     clock.over = door.seen.is_set
     async with opened(door.url, clock=clock) as transactions:
         with pytest.raises(StoreUnavailable, match="unknown: read the checkpoint"):

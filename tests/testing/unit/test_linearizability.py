@@ -145,7 +145,7 @@ def test_the_explanation_names_the_calls() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_long_histories_are_judged_in_time(seed: int) -> None:
-    """Four at once, a third of the answers unknown; then one answer is made wrong."""
+    """Four at a time, a third of the answers unknown; then one answer is made wrong."""
     history = _lived(Random(seed), calls=300)
     assert violation(history) is None
     won = [n for n, each in enumerate(history) if each.won and each.outcome is CallOutcome.DONE]

@@ -2,12 +2,12 @@
 
 Subclass ``StoreContract`` under a name that pytest collects and give it a fixture ``harness``
 (see ``Harness``). The tests are async and run by the pytest plugin of anyio; they carry the mark
-``spec``, which your pytest settings have to know::
+``spec``, which your pytest settings have to declare::
 
     markers = ["spec(id, ...): the behaviours of Leasehold's docs/spec.md"]
 
-Which event loop they run on is said by a fixture ``anyio_backend``, as for all tests with anyio.
-Each topic is a module here and a class that can be used alone.
+A fixture ``anyio_backend`` chooses the event loop, as for all tests with anyio. Each topic is a
+module here, with classes that can be used alone.
 """
 
 from __future__ import annotations
@@ -16,21 +16,15 @@ import pytest
 
 _TOPICS = (
     "bad_input",
-    "breaking",
     "checkpoints",
-    "dead_tokens",
-    "hand_over",
     "history",
     "known_faults",
     "lease_table",
     "leases",
     "lost_answers",
-    "next_end",
     "operators",
     "ownership",
-    "races",
-    "resets",
-    "scene",
+    "store_case",
     "watching",
 )
 # Failing assertions of the suite shall show their values, as those of any test do.

@@ -1,4 +1,4 @@
-"""Odd names that have to work, and bad input that has to be refused with clear words."""
+"""Unusual names that must work, and bad input that must be refused with a clear message."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class OddNameContract(ContractBase):
         taken = {each.key: each for each in await scene.store.claim(lease, wanted)}
         assert set(taken) == set(keys.values())
         for number, key in enumerate(keys.values()):
-            assert await scene.mark(taken[key], number) is None
+            assert await scene.write_checkpoint(taken[key], number) is None
         stored = await scene.store.checkpoints(group)
         for number, (part, key) in enumerate(keys.items()):
             assert last_part(key) == part
@@ -98,7 +98,7 @@ class OddNameContract(ContractBase):
         key = f"{scene.group}/{letters}"[:LONGEST_KEY]
         assert await scene.store.declare([key]) == 1
         ownership = await scene.own(await scene.member("a"), key)
-        assert await scene.mark(ownership, 1) is None
+        assert await scene.write_checkpoint(ownership, 1) is None
         assert list(await scene.store.release([ownership])) == [key]
         assert len(await scene.store.history(key)) == 1
 
@@ -113,8 +113,8 @@ class OddNameContract(ContractBase):
             duration=scene.lasting(10),
             info=MemberInfo(host=WIDE, loads={WIDE: 0.1}),
         )
-        peer = (await scene.store.members(group))[holder]
-        assert peer.info == MemberInfo(host=WIDE, loads={WIDE: 0.1})
+        record = (await scene.store.members(group))[holder]
+        assert record.info == MemberInfo(host=WIDE, loads={WIDE: 0.1})
         assert await scene.store.declare([f"{group}/k"]) == 1
         assert (await scene.own(lease, f"{group}/k")).holder == holder
 
@@ -148,7 +148,7 @@ class BadInputContract(ContractBase):
 
     @pytest.mark.parametrize("bad", BAD_KEYS[2:], ids=ascii)
     async def test_bad_groups(self, scene: StoreCase, bad: str) -> None:
-        """Empty is no mistake: a holder of no group. Nor is one part alone: all jobs."""
+        """Empty is not a mistake: a holder of no group. Nor is one part alone: all jobs."""
         with pytest.raises(InvalidName):
             await scene.member("a", group=bad)
 
@@ -174,13 +174,13 @@ class BadInputContract(ContractBase):
         """Of hand-overs and breaks."""
         _, ownership = await scene.owned()
         receiver = await scene.member("receiver")
-        before = await scene.picture()
+        before = await scene.snapshot()
         with pytest.raises(InvalidDuration):
             await scene.store.break_(ownership.key, epoch=1, after=bad)
         passed = [HandOver(ownership=ownership, to=receiver.holder)]
         with pytest.raises(InvalidDuration):
             await scene.store.hand_over(passed, limit=bad)
-        assert_unchanged(before, await scene.picture())
+        assert_unchanged(before, await scene.snapshot())
 
     async def test_unknown_keys_are_simply_not_there(self, scene: StoreCase) -> None:
         """In batches and reads they are an answer: they may have been forgotten."""

@@ -1,6 +1,6 @@
-"""Checkpoints: fenced by the epoch, and never back.
+"""Checkpoints: fenced by the epoch, and never moved backwards.
 
-Notes of terms: begun, replaced and ended with, in the step that they belong to.
+Also notes of terms: set, replaced and closed in the same step as the term.
 """
 
 from __future__ import annotations
@@ -62,28 +62,28 @@ class NoteContract(ContractBase):
         assert await scene.notes(key) == [text] * 4
 
     async def test_a_refused_claim_leaves_the_note_alone(self, scene: StoreCase) -> None:
-        """Somebody else holds the key, or it was seen at another epoch."""
+        """Another holder holds the key, or it was seen at another epoch."""
         _, ownership = await scene.owned()
         await scene.annotate(ownership, "mine")
         rival = await scene.member("rival")
-        before = await scene.picture()
+        before = await scene.snapshot()
         for epoch in (0, 1, 2):
             wanted = KeyClaim(key=ownership.key, seen_epoch=epoch, note="theirs")
             assert list(await scene.store.claim(rival, [wanted])) == []
-        assert_unchanged(before, await scene.picture())
+        assert_unchanged(before, await scene.snapshot())
 
     async def test_claiming_again_leaves_the_note_alone(self, scene: StoreCase) -> None:
         """A key that is returned once more has the note of its first claim, or a later one."""
         lease, ownership = await scene.owned()
         await scene.annotate(ownership, "half done")
-        before = await scene.picture()
+        before = await scene.snapshot()
         for epoch in (0, 1):
             again = KeyClaim(key=ownership.key, seen_epoch=epoch, note="begun")
             assert list(await scene.store.claim(lease, [again])) == [ownership]
-        assert_unchanged(before, await scene.picture())
+        assert_unchanged(before, await scene.snapshot())
 
     async def test_a_steal_ends_one_note_and_begins_another(self, scene: StoreCase) -> None:
-        """The robbed one keeps what it said; the robber begins with its own."""
+        """The former owner's note stays; the new owner begins with its own."""
         _, ownership = await scene.owned()
         await scene.annotate(ownership, "half done")
         thief = await scene.member("thief")
@@ -105,7 +105,7 @@ class NoteContract(ContractBase):
         assert await scene.reasons(keys[0]) == [EndReason.RELEASED]
 
     async def test_releasing_again_does_not_change_the_note(self, scene: StoreCase) -> None:
-        """The answer is yes, the note that of the first release, also when somebody goes on."""
+        """The answer is yes, with the note of the first release, also under a later owner."""
         lease, ownership = await scene.owned()
         key = ownership.key
         await scene.store.release([ownership], notes={key: "done"})
@@ -141,7 +141,7 @@ class NoteContract(ContractBase):
         """Another epoch, a guess, a stranger."""
         _, ownership = await scene.owned()
         stranger = await scene.member("stranger")
-        before = await scene.picture()
+        before = await scene.snapshot()
         wrong = [
             replace(ownership, epoch=2),
             forged(ownership),
@@ -149,7 +149,7 @@ class NoteContract(ContractBase):
         ]
         for each in wrong:
             assert list(await scene.store.release([each], notes={each.key: "done"})) == []
-        assert_unchanged(before, await scene.picture())
+        assert_unchanged(before, await scene.snapshot())
 
     async def test_a_batch_of_two_epochs_of_one_key_means_the_one_that_lasts(
         self, scene: StoreCase
@@ -182,16 +182,16 @@ class NoteContract(ContractBase):
         assert [await scene.notes(key) for key in keys] == [["passed"], ["half done"]]
 
     async def test_every_other_end_keeps_the_note(self, scene: StoreCase) -> None:
-        """Revoked, expired, broken: what was said last stays in the history, and is told."""
+        """Revoked, expired, broken: the last note stays in the history, and is reported."""
         lease, revoked = await scene.owned("revoked")
         await scene.annotate(revoked, "half done")
-        robbed, broken = await scene.owned("broken")
+        previous, broken = await scene.owned("broken")
         await scene.annotate(broken, "nearly done")
         await scene.store.revoke(lease)
         await scene.store.break_(broken.key, epoch=1, after=timedelta(0))
         assert await scene.notes(revoked.key) == ["half done"]
-        (told,) = (await scene.store.renew(robbed)).ended
-        assert (told.note, told.reason) == ("nearly done", EndReason.BROKEN)
+        (reported,) = (await scene.store.renew(previous)).ended
+        assert (reported.note, reported.reason) == ("nearly done", EndReason.BROKEN)
         await scene.store.reset({revoked.key: None})
         assert await scene.notes(revoked.key) == ["half done", ""]
 
@@ -227,7 +227,7 @@ class AnnotateContract(ContractBase):
         _, expired = await scene.owned("expired", units=1)
         other = await scene.member("other")
         await scene.wait()
-        before = await scene.picture()
+        before = await scene.snapshot()
         wrong = [
             old,
             replace(current, epoch=3),
@@ -239,12 +239,12 @@ class AnnotateContract(ContractBase):
         for ownership in wrong:
             notes = [Note(ownership=ownership, text="zombie")]
             assert list(await scene.store.annotate(notes)) == [ownership.key]
-        after = await scene.picture()
+        after = await scene.snapshot()
         assert after.fenced == before.fenced + len(wrong)
         assert_unchanged(before, replace(after, fenced=before.fenced))
 
     async def test_a_batch_is_judged_note_by_note(self, scene: StoreCase) -> None:
-        """One refusal does not stop the rest; each refused write is counted, its key told once."""
+        """One refusal does not stop the rest; each is counted, its key reported once."""
         _, good = await scene.owned("good")
         _, dead = await scene.owned("dead")
         await scene.store.release([dead])
@@ -278,7 +278,7 @@ class NoteInputContract(ContractBase):
         """On each way; the message says what is wrong."""
         _, ownership = await scene.owned()
         text: str = bad  # type: ignore[assignment]
-        before = await scene.picture()
+        before = await scene.snapshot()
         with pytest.raises(UsageError, match="note must be text of at most 1,024"):
             KeyClaim(key=ownership.key, seen_epoch=1, note=text)
         with pytest.raises(UsageError, match="note must be"):
@@ -288,10 +288,10 @@ class NoteInputContract(ContractBase):
         if bad is not None:
             with pytest.raises(UsageError, match="note must be"):
                 HandOver(ownership=ownership, to=ownership.holder, note=text)
-        assert_unchanged(before, await scene.picture())
+        assert_unchanged(before, await scene.snapshot())
 
     async def test_a_note_of_a_key_that_is_not_released(self, scene: StoreCase) -> None:
-        """A slip of the caller's: it is told, and nothing is released."""
+        """A mistake of the caller: it is reported, and nothing is released."""
         _, ownership = await scene.owned()
         (other,) = await scene.declared("other")
         with pytest.raises(UsageError, match="not released in this call"):
@@ -328,21 +328,21 @@ class CheckpointContract(ContractBase):
     async def test_a_checkpoint_never_goes_back(self, scene: StoreCase) -> None:
         """Equal is fine, ahead is fine, behind is refused and changes nothing."""
         _, ownership = await scene.owned()
-        assert [await scene.mark(ownership, n) for n in (5, 5, 7)] == [None, None, None]
-        before = await scene.picture()
-        assert await scene.mark(ownership, 6) == "behind"
-        assert_unchanged(before, await scene.picture())
+        assert [await scene.write_checkpoint(ownership, n) for n in (5, 5, 7)] == [None, None, None]
+        before = await scene.snapshot()
+        assert await scene.write_checkpoint(ownership, 6) == "behind"
+        assert_unchanged(before, await scene.snapshot())
         assert before.checkpoints[ownership.key].position.offset == "at 7"
 
     @pytest.mark.spec("C2")
     async def test_not_even_for_a_new_owner(self, scene: StoreCase) -> None:
-        """The next epoch goes on where the last one stopped."""
+        """The next epoch resumes where the last one stopped."""
         lease, ownership = await scene.owned()
-        await scene.mark(ownership, 7)
+        await scene.write_checkpoint(ownership, 7)
         await scene.store.release([ownership])
         newer = await scene.own(lease, ownership.key)
-        assert await scene.mark(newer, 6) == "behind"
-        assert await scene.mark(newer, 7) is None
+        assert await scene.write_checkpoint(newer, 6) == "behind"
+        assert await scene.write_checkpoint(newer, 7) is None
         stored = (await scene.store.checkpoints(scene.group))[ownership.key]
         assert (stored.epoch, stored.position.sequence_number) == (2, 7)
 
@@ -352,9 +352,9 @@ class CheckpointContract(ContractBase):
         lease, old = await scene.owned()
         await scene.store.release([old])
         current = await scene.own(lease, old.key)
-        await scene.mark(current, 5)
+        await scene.write_checkpoint(current, 5)
         other = await scene.member("other")
-        before = await scene.picture()
+        before = await scene.snapshot()
         wrong = [
             old,
             replace(current, epoch=3),
@@ -363,19 +363,19 @@ class CheckpointContract(ContractBase):
             replace(current, key=scene.key("unknown")),
         ]
         for ownership in wrong:
-            assert await scene.mark(ownership, 9) == "fenced"
-        after = await scene.picture()
+            assert await scene.write_checkpoint(ownership, 9) == "fenced"
+        after = await scene.snapshot()
         assert after.fenced == before.fenced + len(wrong)
         assert_unchanged(before, replace(after, fenced=before.fenced))
 
     async def test_fenced_comes_before_behind(self, scene: StoreCase) -> None:
-        """A zombie is told that it is one, wherever it stands; ``behind`` is not counted."""
+        """A zombie is refused as one, at any position; ``behind`` is not counted."""
         lease, old = await scene.owned()
-        await scene.mark(old, 5)
+        await scene.write_checkpoint(old, 5)
         await scene.store.release([old])
         current = await scene.own(lease, old.key)
-        assert await scene.mark(old, 1) == "fenced"
-        assert await scene.mark(current, 1) == "behind"
+        assert await scene.write_checkpoint(old, 1) == "fenced"
+        assert await scene.write_checkpoint(current, 1) == "behind"
         assert await scene.store.fenced_writes(scene.group) == 1
 
     async def test_a_batch_is_judged_mark_by_mark(self, scene: StoreCase) -> None:
@@ -383,7 +383,7 @@ class CheckpointContract(ContractBase):
         _, good = await scene.owned("good")
         _, behind = await scene.owned("behind")
         _, dead = await scene.owned("dead")
-        await scene.mark(behind, 5)
+        await scene.write_checkpoint(behind, 5)
         await scene.store.release([dead])
         refused = await scene.store.checkpoint(_marks([dead, good, behind], 3))
         assert refused == {dead.key: Refusal.FENCED, behind.key: Refusal.BEHIND}
@@ -403,17 +403,17 @@ class CheckpointContract(ContractBase):
         assert stored[ownership.key].position.sequence_number == 8
 
     async def test_writing_again_changes_nothing(self, scene: StoreCase) -> None:
-        """The same mark twice is the same checkpoint."""
+        """The same write twice is the same checkpoint."""
         _, ownership = await scene.owned()
-        await scene.mark(ownership, 5)
-        before = (await scene.picture()).plain("")
-        assert await scene.mark(ownership, 5) is None
-        assert (await scene.picture()).plain("") == before
+        await scene.write_checkpoint(ownership, 5)
+        before = (await scene.snapshot()).plain("")
+        assert await scene.write_checkpoint(ownership, 5) is None
+        assert (await scene.snapshot()).plain("") == before
 
     async def test_checkpoints_outlive_their_owner(self, scene: StoreCase) -> None:
         """Nothing removes one: not the end of the lease, not a key that is forgotten."""
         lease, ownership = await scene.owned()
-        await scene.mark(ownership, 5)
+        await scene.write_checkpoint(ownership, 5)
         await scene.store.revoke(lease)
         await scene.store.forget([ownership.key])
         await scene.store.declare([ownership.key])
@@ -426,19 +426,19 @@ class CheckpointContract(ContractBase):
         watcher = await scene.member("watcher")
         version = (await scene.store.renew(watcher)).version
         await scene.wait(1)
-        assert await scene.mark(ownership, 1) is None
+        assert await scene.write_checkpoint(ownership, 1) is None
         changes = await scene.store.renew(watcher, since=version)
         assert (changes.resources, changes.members, changes.ended) == ((), (), ())
         await scene.wait(1.1)
-        assert await scene.mark(ownership, 2) == "fenced"
+        assert await scene.write_checkpoint(ownership, 2) == "fenced"
         assert (await scene.resource(ownership.key)).state is State.EXPIRED
 
     async def test_groups_have_their_own(self, scene: StoreCase) -> None:
         """Neither checkpoints nor refusals of one group show in another."""
         _, ownership = await scene.owned()
         twin = scene.twin()
-        await scene.mark(ownership, 5)
-        await scene.mark(forged(ownership), 6)
+        await scene.write_checkpoint(ownership, 5)
+        await scene.write_checkpoint(forged(ownership), 6)
         assert await scene.store.checkpoints(twin.group) == {}
         assert await scene.store.fenced_writes(twin.group) == 0
         assert await scene.store.fenced_writes(scene.group) == 1

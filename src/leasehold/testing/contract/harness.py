@@ -1,4 +1,4 @@
-"""How the suite gets at the store under test, and how time passes for it."""
+"""How the suite opens the store under test, and how time passes for it."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ if TYPE_CHECKING:
 
 
 class Harness(ABC):
-    """One store, as the suite handles it. Take ``ManualTime`` or ``RealTime`` as the base.
+    """One store under test. Use ``ManualTime`` or ``RealTime`` as the base.
 
-    The store need not be empty: each test uses names of its own.
+    The store need not be empty: each test uses its own names.
 
     Attributes:
         url: names the store to another process, by way of ``opener``; None if no other process
-            can see it. The races then run as tasks of this process.
+            can open it. The races then run as tasks of this process.
         opener: ``module:function`` of an async context manager that opens ``url``, by the
             machine's own clock.
         unit_s: the length of the short leases in the suite; all other times are multiples.
         exact: whether ``pass_time`` lets exactly that time pass and nothing else does. If not,
             edges are tested with tolerance, on the safe side.
         shortest_s: the shortest lease that the store grants.
-        longest_s: the longest one. Where the suite needs a lease that outlasts the test and there
-            is none so long, it takes the longest and gives it to ``keep``.
-        tells_ends: whether the store knows when the lease of somebody else ends if it is not
-            renewed. If not, what it says of that may be later, by one lease at most.
-        lives: how many lives the suite leads at random for each seed.
+        longest_s: the longest one. Where the suite needs a lease that outlasts the test and the
+            store grants none, it takes the longest and gives it to ``keep``.
+        tells_ends: whether the store knows when another holder's lease ends if it is not
+            renewed. If not, the end that it reports may be later, by one lease at most.
+        lives: how many random histories the suite runs for each seed.
     """
 
     url: str | None = None
@@ -49,20 +49,20 @@ class Harness(ABC):
 
     @property
     def lives(self) -> int:
-        """Many where time costs nothing."""
+        """Six where time costs nothing, else one."""
         return 6 if self.exact else 1
 
     def keep(self, lease: Lease) -> None:
-        """See that this lease outlasts the test, unless the test itself ends it.
+        """Keep this lease alive until the end of the test, unless the test itself ends it.
 
-        For stores that grant no lease so long: ``pass_time`` has to renew it, without any other
-        effect.
+        For stores that do not grant leases that long: ``pass_time`` has to renew it, without any
+        other effect.
         """
         raise NotImplementedError(f"{lease.holder}: leases of that length have to be kept alive")
 
     @abstractmethod
     def open(self) -> AbstractAsyncContextManager[Store]:
-        """The same store once more, as another user of it would open it."""
+        """Open the same store again, as another user of it would."""
 
     @abstractmethod
     async def pass_time(self, seconds: float) -> None:
@@ -75,13 +75,12 @@ class Harness(ABC):
 
 
 class ManualTime(Harness):
-    """For stores that take a ``Clock``: hand them ``self.clock``, and no test waits."""
+    """For stores that take a ``Clock``: pass them ``self.clock``, and no test waits."""
 
     unit_s = 10.0
     exact = True
 
     def __init__(self) -> None:
-        """A clock that stands still."""
         self.clock: Clock = ManualClock()
 
     async def pass_time(self, seconds: float) -> None:
@@ -91,7 +90,7 @@ class ManualTime(Harness):
 
 
 class RealTime(Harness):
-    """For stores with a clock of their own: the suite waits, with a unit as short as it may be.
+    """For stores with their own clock: the suite waits, with a unit as short as possible.
 
     A unit has to be longer than two calls of the store may ever take on a busy machine.
     """
@@ -100,7 +99,6 @@ class RealTime(Harness):
     exact = False
 
     def __init__(self) -> None:
-        """The machine's clock."""
         self.clock: Clock = SystemClock()
 
     async def pass_time(self, seconds: float) -> None:

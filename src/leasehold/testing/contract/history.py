@@ -14,68 +14,72 @@ from leasehold.testing.contract.store_case import LONG, ContractBase, StoreCase
 End = Callable[[StoreCase, Lease, Ownership], Awaitable[object]]
 
 
-async def _release(scene: StoreCase, _: Lease, ownership: Ownership) -> object:
-    return await scene.store.release([ownership])
+async def _release(store_case: StoreCase, _: Lease, ownership: Ownership) -> object:
+    return await store_case.store.release([ownership])
 
 
-async def _revoke(scene: StoreCase, lease: Lease, _: Ownership) -> object:
-    await scene.store.revoke(lease)
+async def _revoke(store_case: StoreCase, lease: Lease, _: Ownership) -> object:
+    await store_case.store.revoke(lease)
     return None
 
 
-async def _hand_over(scene: StoreCase, _: Lease, ownership: Ownership) -> object:
-    return await scene.hand_over(ownership, await scene.member("receiver"))
+async def _hand_over(store_case: StoreCase, _: Lease, ownership: Ownership) -> object:
+    return await store_case.hand_over(ownership, await store_case.member("receiver"))
 
 
-async def _steal(scene: StoreCase, _: Lease, ownership: Ownership) -> object:
-    return await scene.own(await scene.member("thief"), ownership.key, force=True)
+async def _steal(store_case: StoreCase, _: Lease, ownership: Ownership) -> object:
+    return await store_case.own(await store_case.member("thief"), ownership.key, force=True)
 
 
-async def _break(scene: StoreCase, _: Lease, ownership: Ownership) -> object:
-    return await scene.store.break_(ownership.key, epoch=ownership.epoch, after=timedelta(0))
+async def _break(store_case: StoreCase, _: Lease, ownership: Ownership) -> object:
+    return await store_case.store.break_(ownership.key, epoch=ownership.epoch, after=timedelta(0))
 
 
-async def _break_slowly(scene: StoreCase, _: Lease, ownership: Ownership) -> object:
-    await scene.store.break_(ownership.key, epoch=ownership.epoch, after=scene.units(0.5))
-    await scene.wait()
-    return await scene.store.renew(await scene.member("watcher"))
+async def _break_slowly(store_case: StoreCase, _: Lease, ownership: Ownership) -> object:
+    await store_case.store.break_(ownership.key, epoch=ownership.epoch, after=store_case.units(0.5))
+    await store_case.wait()
+    return await store_case.store.renew(await store_case.member("watcher"))
 
 
-async def _expire(scene: StoreCase, _: Lease, __: Ownership) -> object:
-    await scene.wait()
-    return await scene.store.renew(await scene.member("watcher"))
+async def _expire(store_case: StoreCase, _: Lease, __: Ownership) -> object:
+    await store_case.wait()
+    return await store_case.store.renew(await store_case.member("watcher"))
 
 
-async def _expire_then_claim(scene: StoreCase, _: Lease, ownership: Ownership) -> object:
-    await scene.wait()
-    return await scene.own(await scene.member("next"), ownership.key)
+async def _expire_then_claim(store_case: StoreCase, _: Lease, ownership: Ownership) -> object:
+    await store_case.wait()
+    return await store_case.own(await store_case.member("next"), ownership.key)
 
 
-async def _expire_then_steal(scene: StoreCase, _: Lease, ownership: Ownership) -> object:
-    await scene.wait()
-    return await scene.own(await scene.member("thief"), ownership.key, force=True)
+async def _expire_then_steal(store_case: StoreCase, _: Lease, ownership: Ownership) -> object:
+    await store_case.wait()
+    return await store_case.own(await store_case.member("thief"), ownership.key, force=True)
 
 
-async def _expire_then_release(scene: StoreCase, _: Lease, ownership: Ownership) -> object:
-    await scene.wait()
-    return await scene.store.release([ownership])
+async def _expire_then_release(store_case: StoreCase, _: Lease, ownership: Ownership) -> object:
+    await store_case.wait()
+    return await store_case.store.release([ownership])
 
 
-async def _expire_then_break(scene: StoreCase, lease: Lease, ownership: Ownership) -> object:
-    await scene.wait()
-    return await _break(scene, lease, ownership)
+async def _expire_then_break(store_case: StoreCase, lease: Lease, ownership: Ownership) -> object:
+    await store_case.wait()
+    return await _break(store_case, lease, ownership)
 
 
-async def _expire_then_hand_over(scene: StoreCase, lease: Lease, ownership: Ownership) -> object:
-    await scene.wait()
-    await _hand_over(scene, lease, ownership)
-    return await scene.store.renew(await scene.member("watcher"))
+async def _expire_then_hand_over(
+    store_case: StoreCase, lease: Lease, ownership: Ownership
+) -> object:
+    await store_case.wait()
+    await _hand_over(store_case, lease, ownership)
+    return await store_case.store.renew(await store_case.member("watcher"))
 
 
-async def _break_slowly_then_release(scene: StoreCase, _: Lease, ownership: Ownership) -> object:
-    await scene.store.break_(ownership.key, epoch=ownership.epoch, after=scene.units(0.5))
-    await scene.wait()
-    return await scene.store.release([ownership])
+async def _break_slowly_then_release(
+    store_case: StoreCase, _: Lease, ownership: Ownership
+) -> object:
+    await store_case.store.break_(ownership.key, epoch=ownership.epoch, after=store_case.units(0.5))
+    await store_case.wait()
+    return await store_case.store.release([ownership])
 
 
 ENDS: MappingProxyType[str, tuple[End, EndReason]] = MappingProxyType(
@@ -145,7 +149,7 @@ class HistoryContract(ContractBase):
         assert list(await scene.store.history(scene.key("unknown"))) == []
 
     async def test_the_last_hundred_are_kept(self, scene: StoreCase) -> None:
-        """Older ones may be dropped, so that no key grows for ever."""
+        """Older ones may be dropped, so that no key grows forever."""
         (key,) = await scene.declared("k")
         lease = await scene.member("a")
         for _ in range(103):
@@ -155,7 +159,7 @@ class HistoryContract(ContractBase):
         _assert_times(terms)
 
     async def test_it_outlives_a_key_that_is_forgotten(self, scene: StoreCase) -> None:
-        """And goes on where it was when the key is declared again."""
+        """And continues where it was when the key is declared again."""
         lease, ownership = await scene.owned()
         await scene.store.release([ownership])
         await scene.store.forget([ownership.key])

@@ -1,6 +1,6 @@
 """Faults that users of other systems met, by name: none of them may happen here.
 
-Where the number stands alone it is of the project's own issue list.
+A number alone is from that project's own issue list.
 """
 
 from __future__ import annotations
@@ -74,11 +74,11 @@ class ShedLockContract(ContractBase):
         second = await scene.member("second")
         await scene.wait()
         newer = await scene.own(second, ownership.key)
-        before = await scene.picture()
+        before = await scene.snapshot()
         assert await lost(scene, lease) == EndReason.EXPIRED.value
         assert list(await scene.store.release([ownership])) == [ownership.key]
-        assert_unchanged(before, await scene.picture())
-        assert await scene.mark(newer, 1) is None
+        assert_unchanged(before, await scene.snapshot())
+        assert await scene.write_checkpoint(newer, 1) is None
 
     async def test_shedlock_should_not_be_able_to_extend_unlocked_lock(
         self, scene: StoreCase
@@ -93,15 +93,15 @@ class ShedLockContract(ContractBase):
         """A run that is over and a newer one on the same host do not unlock each other.
 
         ShedLock's SQL checks ``locked_by`` = host name alone. The same host and even the same
-        lease: the epoch tells the runs apart.
+        lease: the epoch distinguishes the runs.
         """
         lease, first = await scene.owned()
         await scene.store.release([first])
         second = await scene.own(lease, first.key)
         await scene.store.release([first])
         assert (await scene.resource(first.key)).holder == lease.holder
-        assert await scene.mark(first, 1) == "fenced"
-        assert await scene.mark(second, 1) is None
+        assert await scene.write_checkpoint(first, 1) == "fenced"
+        assert await scene.write_checkpoint(second, 1) is None
 
 
 class KinesisContract(ContractBase):
@@ -114,22 +114,22 @@ class KinesisContract(ContractBase):
         """
         (key,) = await scene.declared("k")
         lease, wanted = await scene.member("a"), [KeyClaim(key=key, seen_epoch=0)]
-        losing = FaultyStore(scene.store, lambda _: Lost.ANSWER).as_store
+        faulty = FaultyStore(scene.store, lambda _: Lost.ANSWER).as_store
         with pytest.raises(StoreUnavailable):
-            await losing.claim(lease, wanted)
+            await faulty.claim(lease, wanted)
         with pytest.raises(StoreUnavailable):
-            await losing.renew(lease)
+            await faulty.renew(lease)
         (ownership,) = await scene.store.claim(lease, wanted)
         assert ownership.epoch == 1
         assert await lost(scene, lease) is None
-        assert await scene.mark(ownership, 1) is None
+        assert await scene.write_checkpoint(ownership, 1) is None
 
     async def test_kcl_1743_giver_stops_in_the_middle_of_a_hand_over(
         self, scene: StoreCase
     ) -> None:
         """KCL #1743: the giver ends after the hand-over and before the claim.
 
-        The key was the receiver's from the hand-over on; the giver is not needed any more.
+        The key was the receiver's from the hand-over on; the giver is no longer needed.
         """
         giver, ownership = await scene.owned()
         receiver = await scene.member("receiver")
@@ -138,7 +138,7 @@ class KinesisContract(ContractBase):
         assert (await scene.own(receiver, ownership.key)).epoch == 2
 
     async def test_kcl_1718_receiver_restarts_with_a_key_on_its_way(self, scene: StoreCase) -> None:
-        """KCL #1718: its new incarnation is a new holder, and the key is free to it at once."""
+        """KCL #1718: its new incarnation is a new holder, and the key is free to it immediately."""
         _, ownership = await scene.owned()
         receiver = await scene.member("receiver")
         await scene.hand_over(ownership, receiver)
@@ -153,7 +153,7 @@ class KinesisContract(ContractBase):
         assert (await scene.own(giver, ownership.key)).epoch == 2
 
     async def test_kcl_461_row_removed_by_hand(self, scene: StoreCase) -> None:
-        """KCL #461: nobody recovered a lease row that was deleted.
+        """KCL #461: no worker recovered a lease row that was deleted.
 
         Here a key is removed by ``forget``; declaring it again brings it back to every watcher,
         with its epoch, so that no older owner can write.
@@ -164,19 +164,19 @@ class KinesisContract(ContractBase):
         await scene.store.forget([ownership.key])
         version = (await scene.store.renew(watcher)).version
         await scene.store.declare([ownership.key])
-        told = (await scene.store.renew(watcher, since=version)).resources
-        assert [(each.key, each.epoch) for each in told] == [(ownership.key, 1)]
+        reported = (await scene.store.renew(watcher, since=version)).resources
+        assert [(each.key, each.epoch) for each in reported] == [(ownership.key, 1)]
         assert (await scene.own(lease, ownership.key)).epoch == 2
-        assert await scene.mark(ownership, 1) == "fenced"
+        assert await scene.write_checkpoint(ownership, 1) == "fenced"
 
     async def test_dynamolock_280_expired_owner_writes(self, scene: StoreCase) -> None:
-        """dynamolock#280: a lock was lost, and its holder went on believing in it.
+        """dynamolock#280: a lock was lost, and its holder continued to treat it as held.
 
         The store does not: neither a write nor a renewal nor a claim goes through.
         """
         lease, ownership = await scene.owned(units=1)
         await scene.wait()
-        assert await scene.mark(ownership, 1) == "fenced"
+        assert await scene.write_checkpoint(ownership, 1) == "fenced"
         with pytest.raises(LeaseLost):
             await scene.claim(lease, ownership.key)
         assert await lost(scene, lease) == EndReason.EXPIRED.value
@@ -191,36 +191,36 @@ class KinesisContract(ContractBase):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(lost, scene, lease)
             tasks.start_soon(scene.store.revoke, lease)
-        before = await scene.picture()
+        before = await scene.snapshot()
         assert await lost(scene, lease) == EndReason.RELEASED.value
-        assert_unchanged(before, await scene.picture())
+        assert_unchanged(before, await scene.snapshot())
         assert (await scene.resource(ownership.key)).state is State.AVAILABLE
 
 
 class TokenContract(ContractBase):
-    """Owners that were told apart by too little, and answers that were read as a yes."""
+    """Owners that could not be distinguished, and answers that were read as a yes."""
 
     async def test_redbeat_127_lock_released_by_somebody_else(self, scene: StoreCase) -> None:
         """redbeat#127: a scheduler whose lock ran out extends or releases the next one's."""
         _, ownership = await scene.owned(units=1)
         await scene.wait()
         await scene.own(await scene.member("next"), ownership.key)
-        before = await scene.picture()
+        before = await scene.snapshot()
         await scene.store.release([ownership])
         await scene.store.hand_over(
             [HandOver(ownership=ownership, to=ownership.holder)], limit=scene.units(1)
         )
-        assert_unchanged(before, await scene.picture())
+        assert_unchanged(before, await scene.snapshot())
 
     async def test_rq_1531_lock_without_an_owner(self, scene: StoreCase) -> None:
-        """rq#1531: whoever comes deletes the lock, because it does not say whose it is."""
+        """rq#1531: any process deletes the lock, because it does not name its owner."""
         _, ownership = await scene.owned()
         stranger = await scene.member("stranger")
-        before = await scene.picture()
+        before = await scene.snapshot()
         theirs = replace(ownership, holder=stranger.holder, token=stranger.token)
         assert list(await scene.store.release([theirs])) == []
         await scene.store.revoke(replace(stranger, holder=ownership.holder))
-        assert_unchanged(before, await scene.picture())
+        assert_unchanged(before, await scene.snapshot())
 
     async def test_oban_py_32_two_processes_on_one_host(self, scene: StoreCase) -> None:
         """oban-py#32: both had the host's name, and both were leader. Here they are two."""
@@ -233,14 +233,14 @@ class TokenContract(ContractBase):
         assert set(await scene.store.members(scene.group)) == {one.holder, two.holder}
 
     async def test_oban_py_32_same_id_on_purpose(self, scene: StoreCase) -> None:
-        """And if two do take the same holder id, the token tells them apart."""
+        """And if two do take the same holder id, the token distinguishes them."""
         lease, ownership = await scene.owned()
         impostor = replace(lease, token=GUESS)
         with pytest.raises(LeaseLost):
             await scene.claim(impostor, ownership.key, force=True)
         with pytest.raises(LeaseLost):
             await scene.store.renew(impostor)
-        assert await scene.mark(replace(ownership, token=impostor.token), 1) == "fenced"
+        assert await scene.write_checkpoint(replace(ownership, token=impostor.token), 1) == "fenced"
 
     async def test_fabric8_7160_the_duration_in_the_record_decides(self, scene: StoreCase) -> None:
         """fabric8#7160: a reader with a shorter setting than the owner's took its lease away.
@@ -262,16 +262,16 @@ class TokenContract(ContractBase):
         """azure-eventhub: a claim that timed out was taken for won.
 
         An answer that did not come proves nothing: here the request was lost and a rival has it,
-        and whoever believed otherwise can not write.
+        and a caller that assumed otherwise cannot write.
         """
         (key,) = await scene.declared("k")
         lease, rival = await scene.member("a"), await scene.member("rival")
-        losing = FaultyStore(scene.store, lambda _: Lost.REQUEST).as_store
+        faulty = FaultyStore(scene.store, lambda _: Lost.REQUEST).as_store
         with pytest.raises(StoreUnavailable):
-            await losing.claim(lease, [KeyClaim(key=key, seen_epoch=0)])
+            await faulty.claim(lease, [KeyClaim(key=key, seen_epoch=0)])
         await scene.own(rival, key)
-        believed = Ownership(key=key, epoch=1, holder=lease.holder, token=lease.token)
-        assert await scene.mark(believed, 1) == "fenced"
+        claimed = Ownership(key=key, epoch=1, holder=lease.holder, token=lease.token)
+        assert await scene.write_checkpoint(claimed, 1) == "fenced"
         assert list(await scene.store.claim(lease, [KeyClaim(key=key, seen_epoch=0)])) == []
         await scene.store.break_(key, epoch=1, after=timedelta(0))
-        assert await scene.mark(believed, 1) == "fenced"
+        assert await scene.write_checkpoint(claimed, 1) == "fenced"

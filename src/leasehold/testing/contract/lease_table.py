@@ -1,13 +1,12 @@
 """Every cell of the lease table, driven through the store.
 
-The cells come from ``core.lease_rules``: for each state the suite makes a key of that state for
-each move, makes the move, and compares with ``judge``. A refusal has to leave everything as it
-was. All moves of one state share one wait.
+The cells come from ``core.lease_rules``. For each state and each move the suite creates a key in
+that state, makes the move, and compares the outcome with ``judge``. A refusal must leave everything
+unchanged. All moves of one state share one wait.
 
-``next_end_s``: a renewal says when time will next end something, so that nobody looks too late.
-
-Where the store has a clock of its own the value may be a little less than what was set a moment
-ago, and never more.
+Also ``next_end_s``: a renewal returns when time will next end something, so that no member checks
+too late. Where the store has its own clock the value may be a little less than what was just set,
+and never more.
 """
 
 from __future__ import annotations
@@ -25,34 +24,34 @@ from leasehold.model import Lease, MemberInfo, Ownership, State
 from leasehold.testing.contract.store_case import (
     LONG,
     ContractBase,
-    GroupPicture,
+    GroupSnapshot,
     StoreCase,
     assert_unchanged,
     forged,
 )
 
-# In units: ends so far apart that they can not be mixed up while a test runs.
+# In units: ends so far apart that they cannot be mixed up while a test runs.
 _SOON, _LATER = 20.0, 100.0
 
 
-async def _units_left(scene: StoreCase, lease: Lease, since: int = 0) -> float | None:
-    left_s = (await scene.store.renew(lease, since=since)).next_end_s
-    return None if left_s is None else left_s / scene.harness.unit_s
+async def _units_left(store_case: StoreCase, lease: Lease, since: int = 0) -> float | None:
+    left_s = (await store_case.store.renew(lease, since=since)).next_end_s
+    return None if left_s is None else left_s / store_case.harness.unit_s
 
 
-def _about(scene: StoreCase, units: float | None, expected: float) -> bool:
+def _about(store_case: StoreCase, units: float | None, expected: float) -> bool:
     """Whether it is the expected end; by a real clock a little of it has passed since."""
     if units is None:
         return False
-    if not scene.harness.tells_ends:
-        return 0.0 < units <= scene.capped(expected) + _late(scene)
-    slack = 1e-6 if scene.harness.exact else 5.0
+    if not store_case.harness.tells_ends:
+        return 0.0 < units <= store_case.capped(expected) + _late(store_case)
+    slack = 1e-6 if store_case.harness.exact else 5.0
     return expected - slack <= units <= expected + 1e-6
 
 
-def _late(scene: StoreCase) -> float:
+def _late(store_case: StoreCase) -> float:
     """By how many units it may come later than what was set: a lease may have begun just now."""
-    return scene.harness.longest_s / scene.harness.unit_s
+    return store_case.harness.longest_s / store_case.harness.unit_s
 
 
 class NextEndContract(ContractBase):
@@ -126,7 +125,7 @@ class NextEndContract(ContractBase):
         assert _about(scene, await _units_left(scene, watcher), _SOON)
 
     async def test_an_outsider_that_owns_a_key_of_the_group_counts(self, scene: StoreCase) -> None:
-        """Nobody else would look; without such a key it is none of the group's business."""
+        """No other member would check; without such a key it does not concern the group."""
         (key,) = await scene.declared("k")
         watcher = await scene.member("watcher")
         outsider = await scene.member("outsider", units=_SOON, group="")
@@ -197,7 +196,7 @@ _FREE = {State.AVAILABLE, State.BROKEN, State.EXPIRED}
 class _Cell:
     """A key in some state: ``a`` is the lease it was last owned under, ``b`` another."""
 
-    scene: StoreCase
+    store_case: StoreCase
     move: Move
     a: Lease
     b: Lease
@@ -213,31 +212,31 @@ _Act = Callable[[_Cell], Awaitable[bool]]
 
 
 async def _acquire_new(cell: _Cell) -> bool:
-    newcomer = await cell.scene.member("newcomer", group="")
-    return bool(await cell.scene.claim(newcomer, cell.key))
+    newcomer = await cell.store_case.member("newcomer", group="")
+    return bool(await cell.store_case.claim(newcomer, cell.key))
 
 
 async def _acquire_same(cell: _Cell) -> bool:
-    return bool(await cell.scene.claim(cell.a, cell.key))
+    return bool(await cell.store_case.claim(cell.a, cell.key))
 
 
 async def _acquire_other(cell: _Cell) -> bool:
-    return bool(await cell.scene.claim(cell.b, cell.key))
+    return bool(await cell.store_case.claim(cell.b, cell.key))
 
 
 async def _renew(cell: _Cell) -> bool:
     """A renewal is of the whole lease; it is granted to a key that lives on by it."""
     try:
-        await cell.scene.store.renew(cell.a)
+        await cell.store_case.store.renew(cell.a)
     except LeaseLost:
         return False
-    resource = await cell.scene.resource(cell.key)
+    resource = await cell.store_case.resource(cell.key)
     return resource.state is State.LEASED and resource.holder == cell.a.holder
 
 
 async def _renew_other(cell: _Cell) -> bool:
     try:
-        await cell.scene.store.renew(replace(cell.a, token=cell.b.token))
+        await cell.store_case.store.renew(replace(cell.a, token=cell.b.token))
     except LeaseLost:
         return False
     return True
@@ -245,61 +244,63 @@ async def _renew_other(cell: _Cell) -> bool:
 
 async def _change(cell: _Cell) -> bool:
     """A change of hands has two steps here: the owner passes it on, the receiver claims it."""
-    if not await cell.scene.hand_over(cell.proof, cell.b):
+    if not await cell.store_case.hand_over(cell.proof, cell.b):
         return False
-    return bool(await cell.scene.claim(cell.b, cell.key))
+    return bool(await cell.store_case.claim(cell.b, cell.key))
 
 
 async def _change_again(cell: _Cell) -> bool:
     """The former owner repeats the hand-over by which ``a`` got it: nothing may change."""
     assert cell.former is not None
-    before = await cell.scene.picture()
-    await cell.scene.hand_over(cell.former, cell.a)
-    assert_unchanged(before, await cell.scene.picture())
-    # The blob service answers by its state now, ours by what the caller did: see hand_over.py.
-    shown = (await cell.scene.resource(cell.key)).state
+    before = await cell.store_case.snapshot()
+    await cell.store_case.hand_over(cell.former, cell.a)
+    assert_unchanged(before, await cell.store_case.snapshot())
+    # The blob service answers by its state now, ours by what the caller did: see ownership.py.
+    shown = (await cell.store_case.resource(cell.key)).state
     return judge(shown, Move.CHANGE_AGAIN).granted
 
 
 async def _change_other(cell: _Cell) -> bool:
-    return bool(await cell.scene.hand_over(forged(cell.proof), cell.b))
+    return bool(await cell.store_case.hand_over(forged(cell.proof), cell.b))
 
 
 async def _release(cell: _Cell) -> bool:
-    return bool(await cell.scene.store.release([cell.proof]))
+    return bool(await cell.store_case.store.release([cell.proof]))
 
 
 async def _release_other(cell: _Cell) -> bool:
     other = replace(cell.proof, holder=cell.b.holder, token=cell.b.token)
-    return bool(await cell.scene.store.release([forged(cell.proof), other]))
+    return bool(await cell.store_case.store.release([forged(cell.proof), other]))
 
 
 def _break(units: float) -> _Act:
     async def act(cell: _Cell) -> bool:
-        after = cell.scene.units(units)
-        broken = await cell.scene.store.break_(cell.key, epoch=cell.proof.epoch, after=after)
+        after = cell.store_case.units(units)
+        broken = await cell.store_case.store.break_(cell.key, epoch=cell.proof.epoch, after=after)
         return broken is not None
 
     return act
 
 
 async def _time(cell: _Cell) -> bool:
-    await cell.scene.wait()
+    await cell.store_case.wait()
     return True
 
 
 async def _write(cell: _Cell) -> bool:
-    return await cell.scene.mark(cell.proof, 5) is None
+    return await cell.store_case.write_checkpoint(cell.proof, 5) is None
 
 
 async def _write_other(cell: _Cell) -> bool:
     other = replace(cell.proof, holder=cell.b.holder, token=cell.b.token)
-    answers = [await cell.scene.mark(each, 5) for each in (forged(cell.proof), other)]
+    answers = [
+        await cell.store_case.write_checkpoint(each, 5) for each in (forged(cell.proof), other)
+    ]
     return None in answers
 
 
 async def _read(cell: _Cell) -> bool:
-    return cell.key in await cell.scene.store.resources(cell.scene.group)
+    return cell.key in await cell.store_case.store.resources(cell.store_case.group)
 
 
 ACTS: MappingProxyType[Move, _Act] = MappingProxyType(
@@ -329,7 +330,7 @@ class LeaseTableContract(ContractBase):
     """The store decides as the table does."""
 
     def test_every_move_is_driven_or_excused(self) -> None:
-        """A new row of the table can not be overlooked."""
+        """A new row of the table cannot be overlooked."""
         assert set(ACTS) | set(UNEXPRESSED) == set(Move)
         assert not set(ACTS) & set(UNEXPRESSED)
 
@@ -338,7 +339,7 @@ class LeaseTableContract(ContractBase):
     async def test_every_cell(self, scene: StoreCase, state: State) -> None:
         """For each move a key in that state, and what the move does to it."""
         wrong = []
-        # Keys that run out by themselves are made when it is their turn.
+        # Keys that expire on their own are created when it is their turn.
         for moves in (set(ACTS) - {Move.TIME}, {Move.TIME}):
             cells = [await _prepared(scene.twin(), state, move) for move in ACTS if move in moves]
             if state in {State.BROKEN, State.EXPIRED}:
@@ -347,28 +348,30 @@ class LeaseTableContract(ContractBase):
         assert not wrong, "\n" + "\n".join(wrong)
 
 
-async def _prepared(scene: StoreCase, state: State, move: Move) -> _Cell:
+async def _prepared(store_case: StoreCase, state: State, move: Move) -> _Cell:
     """A key that is in ``state``, at the latest after one wait."""
-    (key,) = await scene.declared("k")
-    b = await scene.member("b")
-    former = await scene.own(b, key) if move is Move.CHANGE_AGAIN else None
+    (key,) = await store_case.declared("k")
+    b = await store_case.member("b")
+    former = await store_case.own(b, key) if move is Move.CHANGE_AGAIN else None
     short = state is State.EXPIRED or (state is State.LEASED and move is Move.TIME)
-    a = await scene.member("a", units=1 if short else LONG)
+    a = await store_case.member("a", units=1 if short else LONG)
     if former is not None:
-        await scene.hand_over(former, a)
-    proof = await scene.own(a, key)
+        await store_case.hand_over(former, a)
+    proof = await store_case.own(a, key)
     if state is State.AVAILABLE:
-        await scene.store.release([proof])
+        await store_case.store.release([proof])
     elif state in {State.BREAKING, State.BROKEN}:
         soon = state is State.BROKEN or move is Move.TIME
-        after = scene.units(1 if soon else 100)
-        await scene.store.break_(key, epoch=proof.epoch, after=after)
-    return _Cell(scene, move, a, b, proof, former)
+        after = store_case.units(1 if soon else 100)
+        await store_case.store.break_(key, epoch=proof.epoch, after=after)
+    return _Cell(store_case, move, a, b, proof, former)
 
 
 async def _findings(cell: _Cell, state: State) -> list[str]:
-    before = await cell.scene.picture()
-    left_before = (await cell.scene.resource(cell.key)).breaking_s or timedelta.max.total_seconds()
+    before = await cell.store_case.snapshot()
+    left_before = (
+        await cell.store_case.resource(cell.key)
+    ).breaking_s or timedelta.max.total_seconds()
     shown = before.resources[cell.key].state
     if shown is not state:
         return [f"{cell.move.value}: prepared {state.value}, and it is shown as {shown.value}"]
@@ -377,12 +380,12 @@ async def _findings(cell: _Cell, state: State) -> list[str]:
     where = f"{cell.move.value} in {state.value}: "
     if (state, cell.move) not in GOES_BEFORE and granted is not verdict.granted:
         return [where + f"the table says {verdict}, the store {granted=}"]
-    after = await cell.scene.picture()
+    after = await cell.store_case.snapshot()
     if (state, cell.move) in GOES_BEFORE or not verdict.granted:
         changed = _difference(before, after)
     else:
         changed = _off_the_table(cell, verdict, after)
-    left_s = (await cell.scene.resource(cell.key)).breaking_s or 0.0
+    left_s = (await cell.store_case.resource(cell.key)).breaking_s or 0.0
     longer = [f"the break takes longer than before: {left_s:g} s"] if left_s > left_before else []
     return [where + finding for finding in changed + longer]
 
@@ -394,16 +397,16 @@ async def _granted(cell: _Cell) -> bool:
         return False
 
 
-def _off_the_table(cell: _Cell, verdict: RuleOutcome, after: GroupPicture) -> list[str]:
+def _off_the_table(cell: _Cell, verdict: RuleOutcome, after: GroupSnapshot) -> list[str]:
     """What a granted move did to the key that the table does not say."""
     now = after.resources[cell.key].state
-    # Stores write down at once what has ended: broken and expired may be available already.
+    # Stores record immediately what has ended: broken and expired may be available already.
     if now is verdict.to or (now in _FREE and verdict.to in _FREE):
         return []
     return [f"the table leads to {verdict.to}, the store to {now}"]
 
 
-def _difference(before: GroupPicture, after: GroupPicture) -> list[str]:
+def _difference(before: GroupSnapshot, after: GroupSnapshot) -> list[str]:
     try:
         assert_unchanged(before, replace(after, members=before.members, fenced=before.fenced))
     except AssertionError as error:

@@ -1,8 +1,7 @@
-"""Leases: grant, renew, revoke, and the moment at which they end.
+"""Leases: grant, renew, revoke, and the time at which they end.
 
-Dead tokens and living epochs: what has ended stays ended, and numbers never fall.
-
-Breaking: ending an ownership over its holder's head, at once or after a while.
+Also dead tokens and epochs (what has ended stays ended, and epochs never decrease), and breaks (an
+operator ends an ownership, immediately or after a while).
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ _CHANGES = ("release", "expire", "hand over", "steal", "expire, then claim", "br
 
 
 class DeadTokenContract(ContractBase):
-    """A lease or an ownership that has ended opens no door."""
+    """A lease or an ownership that has ended is refused everywhere."""
 
     @pytest.mark.spec("L4", "L7")
     @pytest.mark.parametrize("way", _LEASE_ENDS)
@@ -51,7 +50,7 @@ class DeadTokenContract(ContractBase):
         _, held = await scene.owned("held")
         lease, ownership = await scene.owned(units=1 if way.startswith("expire") else LONG)
         await ENDS[way][0](scene, lease, ownership)
-        before = await scene.picture()
+        before = await scene.snapshot()
         for force in (False, True):
             with pytest.raises(LeaseLost):
                 await scene.store.claim(lease, [KeyClaim(key=free, seen_epoch=0)], force=force)
@@ -68,7 +67,7 @@ class DeadTokenContract(ContractBase):
                 info=MemberInfo(),
             )
         await scene.store.revoke(lease)
-        assert_unchanged(before, await scene.picture())
+        assert_unchanged(before, await scene.snapshot())
         await _assert_dead(scene, ownership)
 
     @pytest.mark.spec("L3", "L7")
@@ -78,9 +77,9 @@ class DeadTokenContract(ContractBase):
         lease, ownership = await scene.owned()
         await ENDS[way][0](scene, lease, ownership)
         await _assert_dead(scene, ownership)
-        before = await scene.picture()
+        before = await scene.snapshot()
         await scene.store.renew(lease)
-        assert_unchanged(before, await scene.picture())
+        assert_unchanged(before, await scene.snapshot())
 
     @pytest.mark.spec("L3", "L7")
     @pytest.mark.parametrize("way", [*_LEASE_ENDS, *_KEY_ENDS])
@@ -94,23 +93,23 @@ class DeadTokenContract(ContractBase):
         await _assert_dead(scene, ownership)
 
 
-async def _assert_dead(scene: StoreCase, ownership: Ownership) -> None:
+async def _assert_dead(store_case: StoreCase, ownership: Ownership) -> None:
     """No method does anything for ``ownership``; only the refused write is counted."""
-    before = await scene.picture()
-    third = await scene.member("third", group="")
+    before = await store_case.snapshot()
+    third = await store_case.member("third", group="")
     position = Position(sequence_number=10)
-    refused = await scene.store.checkpoint(
+    refused = await store_case.store.checkpoint(
         [CheckpointWrite(ownership=ownership, position=position)]
     )
     assert [each.value for each in refused.values()] == ["fenced"]
     # Repetitions of what ended it are answered as before; what counts is that nothing happens.
-    await scene.store.hand_over(
-        [HandOver(ownership=ownership, to=third.holder)], limit=scene.units(10)
+    await store_case.store.hand_over(
+        [HandOver(ownership=ownership, to=third.holder)], limit=store_case.units(10)
     )
-    await scene.store.release([ownership])
+    await store_case.store.release([ownership])
     old = [KeyClaim(key=ownership.key, seen_epoch=ownership.epoch - 1)]
-    assert list(await scene.store.claim(third, old, force=True)) == []
-    after = await scene.picture()
+    assert list(await store_case.store.claim(third, old, force=True)) == []
+    after = await store_case.snapshot()
     assert after.fenced == before.fenced + 1
     assert_unchanged(before, replace(after, fenced=before.fenced))
 
@@ -138,7 +137,7 @@ class EpochContract(ContractBase):
         asker = await scene.member("asker")
         await scene.store.renew(lease)
         await scene.store.ask(asker, await scene.wanted(ownership.key))
-        await scene.mark(ownership, 1)
+        await scene.write_checkpoint(ownership, 1)
         await scene.store.break_(ownership.key, epoch=1, after=scene.units(10))
         assert (await scene.resource(ownership.key)).epoch == 1
 
@@ -158,20 +157,20 @@ class EpochContract(ContractBase):
         """Nor does it end a term: leases live in the store."""
         lease, ownership = await scene.owned()
         async with scene.harness.open() as store:
-            anew = StoreCase(store, scene.harness, scene.suffix)
-            resource = await anew.resource(ownership.key)
+            reopened = StoreCase(store, scene.harness, scene.suffix)
+            resource = await reopened.resource(ownership.key)
             assert (resource.epoch, resource.state) == (1, State.LEASED)
             await store.renew(lease)
-            assert await anew.mark(ownership, 1) is None
+            assert await reopened.write_checkpoint(ownership, 1) is None
 
 
-async def _owned_now(scene: StoreCase, lease: Lease, key: str) -> Ownership:
-    """Take the key, from whoever has it or is to have it."""
-    resource = await scene.resource(key)
+async def _owned_now(store_case: StoreCase, lease: Lease, key: str) -> Ownership:
+    """Take the key from its owner or receiver."""
+    resource = await store_case.resource(key)
     if resource.handed_to is not None:
-        await scene.store.forget([key])
-        await scene.store.declare([key])
-    return await scene.own(lease, key, force=True)
+        await store_case.store.forget([key])
+        await store_case.store.declare([key])
+    return await store_case.own(lease, key, force=True)
 
 
 class BreakContract(ContractBase):
@@ -187,7 +186,7 @@ class BreakContract(ContractBase):
         broken = await _break(scene, ownership.key, 1, 0)
         assert broken is not None
         assert broken.state in {State.AVAILABLE, State.BROKEN}
-        assert await scene.mark(ownership, 1) == "fenced"
+        assert await scene.write_checkpoint(ownership, 1) == "fenced"
         ended = (await scene.store.renew(owner, since=version)).ended
         assert [(term.key, term.reason) for term in ended] == [(ownership.key, EndReason.BROKEN)]
         assert (await scene.own(await scene.member("next"), ownership.key)).epoch == 2
@@ -195,24 +194,24 @@ class BreakContract(ContractBase):
 
     @pytest.mark.spec("L5", "L1")
     async def test_break_after_a_while(self, scene: StoreCase) -> None:
-        """Until then the owner works on, and nobody else is let in; then it is over."""
+        """Until then the owner keeps it, and no other holder gets it; then it is over."""
         owner, ownership = await scene.owned()
         rival = await scene.member("rival")
         broken = await _break(scene, ownership.key, 1, 2)
         assert broken is not None
         assert broken.state is State.BREAKING
         assert 0 < (broken.breaking_s or 0) <= 2 * scene.harness.unit_s
-        assert await scene.mark(ownership, 1) is None
+        assert await scene.write_checkpoint(ownership, 1) is None
         assert await scene.claim(rival, ownership.key) == []
         await scene.store.renew(owner)
         await scene.wait(2.1)
         assert (await scene.resource(ownership.key)).state is State.BROKEN
-        assert await scene.mark(ownership, 2) == "fenced"
+        assert await scene.write_checkpoint(ownership, 2) == "fenced"
         assert (await scene.own(rival, ownership.key)).epoch == 2
         assert await scene.reasons(ownership.key) == [EndReason.BROKEN, None]
 
     async def test_breaking_keys_may_still_be_given_back(self, scene: StoreCase) -> None:
-        """A holder that hears of it ends in good order."""
+        """A holder that learns of it ends gracefully."""
         _, ownership = await scene.owned()
         await _break(scene, ownership.key, 1, 100)
         assert list(await scene.store.release([ownership])) == [ownership.key]
@@ -254,8 +253,8 @@ class BreakContract(ContractBase):
         await _break(scene, ownership.key, 1, 1)
         version = (await scene.store.renew(watcher)).version
         await scene.wait()
-        told = (await scene.store.renew(watcher, since=version)).resources
-        assert [(each.key, each.state, each.holder) for each in told] == [
+        reported = (await scene.store.renew(watcher, since=version)).resources
+        assert [(each.key, each.state, each.holder) for each in reported] == [
             (ownership.key, State.AVAILABLE, None)
         ]
         ended = (await scene.store.renew(owner, since=version)).ended
@@ -263,14 +262,14 @@ class BreakContract(ContractBase):
 
     @pytest.mark.spec("L5")
     async def test_break_names_the_epoch_it_means(self, scene: StoreCase) -> None:
-        """Another epoch, or a key nobody holds: None, and nothing changes."""
+        """Another epoch, or a key without an owner: None, and nothing changes."""
         _, ownership = await scene.owned()
         (free,) = await scene.declared("free")
-        before = await scene.picture()
+        before = await scene.snapshot()
         for key, epoch in ((ownership.key, 0), (ownership.key, 2), (free, 0), (free, 1)):
             for units in (0, 10):
                 assert await _break(scene, key, epoch, units) is None
-        assert_unchanged(before, await scene.picture())
+        assert_unchanged(before, await scene.snapshot())
 
     async def test_break_of_an_unknown_key(self, scene: StoreCase) -> None:
         """Never declared, or forgotten: a mistake of the caller, and said so."""
@@ -281,16 +280,16 @@ class BreakContract(ContractBase):
                 await _break(scene, unknown, 0, 0)
 
     async def test_break_again_changes_nothing(self, scene: StoreCase) -> None:
-        """Neither at once nor after a while; the time does not begin anew."""
+        """Neither immediately nor after a while; the time does not begin again."""
         _, now = await scene.owned("now")
         _, later = await scene.owned("later")
         await _break(scene, now.key, 1, 0)
         await _break(scene, later.key, 1, 2)
-        before = (await scene.picture()).plain("")
+        before = (await scene.snapshot()).plain("")
         await scene.wait(1)
         await _break(scene, now.key, 1, 0)
         await _break(scene, later.key, 1, 2)
-        assert (await scene.picture()).plain("") == before
+        assert (await scene.snapshot()).plain("") == before
         await scene.wait(1.1)
         assert (await scene.resource(later.key)).state is State.BROKEN
 
@@ -305,41 +304,41 @@ class BreakContract(ContractBase):
         assert await scene.reasons(ownership.key) == [EndReason.STOLEN, None]
 
 
-async def _break(scene: StoreCase, key: str, epoch: int, units: float) -> Resource | None:
-    return await scene.store.break_(key, epoch=epoch, after=scene.units(units))
+async def _break(store_case: StoreCase, key: str, epoch: int, units: float) -> Resource | None:
+    return await store_case.store.break_(key, epoch=epoch, after=store_case.units(units))
 
 
 class LeaseContract(ContractBase):
-    """Who is believed alive, and until when."""
+    """Which holders count as alive, and until when."""
 
     @pytest.mark.spec("L2")
     async def test_grant_gives_what_was_asked_for(self, scene: StoreCase) -> None:
-        """The lease is the caller's own words, and the holder is a member at once."""
+        """The lease has the caller's values, and the holder is a member immediately."""
         lease = await scene.member("a", units=3)
         assert lease.group == scene.group
         assert lease.duration_s == pytest.approx(3 * scene.harness.unit_s)
         assert lease.token == f"token of {lease.holder}"
-        peer = (await scene.store.members(scene.group))[lease.holder]
-        assert peer.alive
-        assert peer.group == scene.group
-        assert 0 < peer.remaining_s <= lease.duration_s
+        record = (await scene.store.members(scene.group))[lease.holder]
+        assert record.alive
+        assert record.group == scene.group
+        assert 0 < record.remaining_s <= lease.duration_s
 
     async def test_grant_again_is_the_same_grant(self, scene: StoreCase) -> None:
         """The same holder with the same token is the same incarnation."""
         lease = await scene.member("a")
-        before = await scene.picture()
+        before = await scene.snapshot()
         again = await _grant_again(scene, lease, token=lease.token)
         assert again == lease
-        assert_unchanged(before, await scene.picture())
+        assert_unchanged(before, await scene.snapshot())
 
     @pytest.mark.spec("L2", "L4")
     async def test_grant_with_another_token_is_refused(self, scene: StoreCase) -> None:
-        """A holder id in use belongs to whoever has its token."""
+        """A holder id in use belongs to the process that has its token."""
         lease = await scene.member("a")
-        before = await scene.picture()
+        before = await scene.snapshot()
         with pytest.raises(LeaseLost):
             await _grant_again(scene, lease, token=GUESS)
-        assert_unchanged(before, await scene.picture())
+        assert_unchanged(before, await scene.snapshot())
 
     @pytest.mark.spec("L4")
     async def test_an_ended_holder_does_not_come_back(self, scene: StoreCase) -> None:
@@ -368,7 +367,7 @@ class LeaseContract(ContractBase):
 
     @pytest.mark.spec("L4")
     async def test_renewal_by_a_stranger_is_refused(self, scene: StoreCase) -> None:
-        """Neither a wrong token nor a holder nobody knows is extended."""
+        """Neither a wrong token nor an unknown holder is extended."""
         lease = await scene.member("a", units=1)
         for stranger in (replace(lease, token=GUESS), replace(lease, holder="nobody at all")):
             with pytest.raises(LeaseLost):
@@ -430,17 +429,17 @@ class LeaseContract(ContractBase):
         other = await scene.member("b")
         await scene.store.revoke(lease)
         await scene.own(other, ownership.key)
-        before = await scene.picture()
+        before = await scene.snapshot()
         await scene.store.revoke(lease)
-        assert_unchanged(before, await scene.picture())
+        assert_unchanged(before, await scene.snapshot())
 
     async def test_revoke_needs_the_token(self, scene: StoreCase) -> None:
-        """A guess ends nothing, and neither does a name nobody has."""
+        """A guess ends nothing, and neither does an unknown name."""
         lease, _ = await scene.owned()
-        before = await scene.picture()
+        before = await scene.snapshot()
         await scene.store.revoke(replace(lease, token=GUESS))
         await scene.store.revoke(replace(lease, holder="nobody at all"))
-        assert_unchanged(before, await scene.picture())
+        assert_unchanged(before, await scene.snapshot())
 
     @pytest.mark.spec("B10")
     async def test_revoke_after_the_end_is_still_an_expiry(self, scene: StoreCase) -> None:
@@ -455,7 +454,7 @@ class LeaseContract(ContractBase):
     async def test_no_instant_belongs_to_two(self, scene: StoreCase) -> None:
         """Just before its end a lease is whole; from the very moment of its end it is over.
 
-        Seen from outside: it can not end before (sent + duration), and has ended at
+        Seen from outside: it cannot end before (sent + duration), and has ended at
         (answered + duration).
         """
         (key,) = await scene.declared("k")
@@ -485,7 +484,7 @@ class LeaseContract(ContractBase):
             leases.append(await scene.member(name, units=1))
             owned.append(await scene.own(leases[-1], key))
         await scene.wait(1)
-        assert await scene.mark(owned[2], 1) == "fenced"
+        assert await scene.write_checkpoint(owned[2], 1) == "fenced"
         assert await scene.hand_over(owned[3], leases[2]) == []
         with pytest.raises(LeaseLost):
             await scene.store.claim(leases[1], [])
@@ -501,21 +500,21 @@ class LeaseContract(ContractBase):
 
     @pytest.mark.spec("L2")
     async def test_tokens_are_shown_to_nobody(self, scene: StoreCase) -> None:
-        """Whoever reads a token could act with it: no answer has one."""
+        """A reader of a token could act with it: no answer has one."""
         lease, ownership = await scene.owned()
-        await scene.mark(ownership, 1)
+        await scene.write_checkpoint(ownership, 1)
         changes = await scene.store.renew(await scene.member("b"), since=0)
-        picture = await scene.picture()
-        assert lease.holder in repr(picture)
-        assert lease.token not in repr((picture, changes, lease, ownership))
+        snapshot = await scene.snapshot()
+        assert lease.holder in repr(snapshot)
+        assert lease.token not in repr((snapshot, changes, lease, ownership))
 
     async def test_closing_ends_no_lease(self, scene: StoreCase) -> None:
         """Another connection that comes and goes leaves everything as it is."""
         lease, _ = await scene.owned()
-        before = await scene.picture()
+        before = await scene.snapshot()
         async with scene.harness.open() as second:
             await second.renew(lease)
-        assert_unchanged(before, await scene.picture())
+        assert_unchanged(before, await scene.snapshot())
         assert await lost(scene, lease) is None
 
     async def test_url_has_no_secrets(self, scene: StoreCase) -> None:
@@ -524,11 +523,11 @@ class LeaseContract(ContractBase):
         assert "password" not in scene.store.url
 
 
-async def _grant_again(scene: StoreCase, lease: Lease, *, token: str) -> Lease:
-    return await scene.store.grant(
+async def _grant_again(store_case: StoreCase, lease: Lease, *, token: str) -> Lease:
+    return await store_case.store.grant(
         holder=lease.holder,
         token=token,
         group=lease.group,
-        duration=min(timedelta(seconds=lease.duration_s), scene.lasting(LONG)),
+        duration=min(timedelta(seconds=lease.duration_s), store_case.lasting(LONG)),
         info=MemberInfo(host="gone" if token != lease.token else lease.holder[0]),
     )

@@ -1,10 +1,11 @@
-"""Lost answers: a call that was carried out and whose answer never came may be made again.
+"""Lost answers and races.
 
-Races: many at once, and at every moment one owner.
+A call that was carried out, and whose answer was lost, may be repeated. And of many racers for a
+key, one is the owner at any time.
 
-Real processes where the store can be opened by another process, else tasks. Every racer records
-what it asked, when, and what the answer was; the record has to be explained by one order of
-single steps (``leasehold.testing.linearizability``).
+Racers are real processes where another process can open the store, else tasks. Every racer records
+its calls, their times and the answers; one order of single steps must explain the record
+(``leasehold.testing.linearizability``).
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ _LEASE_S = 600.0  # outlasts every race
 
 
 class RaceContract(ContractBase):
-    """One key, many who want it."""
+    """One key, several holders that want it."""
 
     @pytest.mark.spec("L1", "P4")
     async def test_every_epoch_has_one_winner(self, scene: StoreCase) -> None:
@@ -81,24 +82,24 @@ class RaceContract(ContractBase):
         await _run(scene.harness, scene, races)
         assert counter.read_text(encoding="ascii") == str(8 * _RACERS)
 
-    async def _race(self, scene: StoreCase, *, losses: float, rounds: int) -> list[Operation]:
-        (key,) = await scene.declared("prize")
-        races = _races(scene, key, rounds=rounds, losses=losses)
-        return await _run(scene.harness, scene, races)
+    async def _race(self, store_case: StoreCase, *, losses: float, rounds: int) -> list[Operation]:
+        (key,) = await store_case.declared("prize")
+        races = _races(store_case, key, rounds=rounds, losses=losses)
+        return await _run(store_case.harness, store_case, races)
 
 
 def _races(
-    scene: StoreCase, key: str, *, rounds: int, losses: float = 0.0, counter: str = ""
+    store_case: StoreCase, key: str, *, rounds: int, losses: float = 0.0, counter: str = ""
 ) -> list[Race]:
     return [
         Race(
             key=key,
-            holder=f"racer {n} {scene.suffix}",
+            holder=f"racer {n} {store_case.suffix}",
             rounds=rounds,
             seed=n,
             losses=losses,
             counter=counter,
-            lease_s=min(_LEASE_S, scene.harness.longest_s),
+            lease_s=min(_LEASE_S, store_case.harness.longest_s),
         )
         for n in range(_RACERS)
     ]
@@ -112,23 +113,23 @@ def _assert_one_winner_each(history: Sequence[Operation], *, rounds: int) -> Non
             if each.outcome is CallOutcome.DONE:
                 winners.setdefault(each.won, set()).add(each.holder)
             elif each.outcome is CallOutcome.UNKNOWN:
-                # It may have won and have been robbed before it could ask again.
+                # It may have won, and lost the key to a steal before it could ask again.
                 perhaps.add(each.epoch + 1)
     assert {epoch: who for epoch, who in winners.items() if len(who) > 1} == {}
     assert set(range(1, rounds + 1)) - set(winners) - perhaps == set()
 
 
-async def _run(harness: Harness, scene: StoreCase, races: Sequence[Race]) -> list[Operation]:
+async def _run(harness: Harness, store_case: StoreCase, races: Sequence[Race]) -> list[Operation]:
     if harness.url is not None:
         return await _by_processes(harness.url, harness.opener, races)
-    return await _by_tasks(scene, races)
+    return await _by_tasks(store_case, races)
 
 
-async def _by_tasks(scene: StoreCase, races: Sequence[Race]) -> list[Operation]:
-    # Time may stand still here: the order of events is the time.
+async def _by_tasks(store_case: StoreCase, races: Sequence[Race]) -> list[Operation]:
+    # The clock may not move here: the order of events is the time.
     moments = count()
     racers = [
-        Racer(race, scene.store, now_s=lambda: float(next(moments)), pause=_give_way)
+        Racer(race, store_case.store, now_s=lambda: float(next(moments)), pause=_give_way)
         for race in races
     ]
     async with anyio.create_task_group() as tasks:
@@ -142,7 +143,7 @@ async def _give_way(_seconds: float) -> None:
 
 
 async def _by_processes(url: str, opener: str, races: Sequence[Race]) -> list[Operation]:
-    """Start all, wait until all are ready, then let them go at once."""
+    """Start all processes, wait until all are ready, then let them start together."""
     ready = [anyio.Event() for _ in races]
     lines: list[str] = []
 
@@ -173,9 +174,9 @@ async def _by_processes(url: str, opener: str, races: Sequence[Race]) -> list[Op
 
 @dataclass(frozen=True, slots=True)
 class _LostAnswerCase:
-    """Two members; ``a`` owns ``mine``; ``kept`` is kept for it; ``free`` is nobody's."""
+    """Two members; ``a`` owns ``mine``; ``kept`` is reserved for it; ``free`` is free."""
 
-    scene: StoreCase
+    store_case: StoreCase
     a: Lease
     b: Lease
     mine: Ownership
@@ -187,107 +188,107 @@ _TOKEN_OF_C = "token of c"  # noqa: S105
 _Step = Callable[[Store, _LostAnswerCase], Awaitable[object]]
 
 
-async def _declare(store: Store, stage: _LostAnswerCase) -> object:
-    return await store.declare([stage.scene.key("new"), stage.free])
+async def _declare(store: Store, case: _LostAnswerCase) -> object:
+    return await store.declare([case.store_case.key("new"), case.free])
 
 
-async def _forget(store: Store, stage: _LostAnswerCase) -> object:
-    return await store.forget([stage.free, stage.mine.key])
+async def _forget(store: Store, case: _LostAnswerCase) -> object:
+    return await store.forget([case.free, case.mine.key])
 
 
-async def _grant(store: Store, stage: _LostAnswerCase) -> object:
+async def _grant(store: Store, case: _LostAnswerCase) -> object:
     return await store.grant(
-        holder=f"c-{stage.scene.suffix}",
+        holder=f"c-{case.store_case.suffix}",
         token=_TOKEN_OF_C,
-        group=stage.scene.group,
-        duration=stage.scene.lasting(LONG),
+        group=case.store_case.group,
+        duration=case.store_case.lasting(LONG),
         info=MemberInfo(host="c"),
     )
 
 
-async def _renew(store: Store, stage: _LostAnswerCase) -> object:
-    await store.renew(stage.a, info=MemberInfo(host="elsewhere", draining=True))
+async def _renew(store: Store, case: _LostAnswerCase) -> object:
+    await store.renew(case.a, info=MemberInfo(host="elsewhere", draining=True))
     return None
 
 
-async def _revoke(store: Store, stage: _LostAnswerCase) -> object:
-    await store.revoke(stage.a)
+async def _revoke(store: Store, case: _LostAnswerCase) -> object:
+    await store.revoke(case.a)
     return None
 
 
-async def _claim(store: Store, stage: _LostAnswerCase) -> object:
-    return await store.claim(stage.b, [KeyClaim(key=stage.free, seen_epoch=0)])
+async def _claim(store: Store, case: _LostAnswerCase) -> object:
+    return await store.claim(case.b, [KeyClaim(key=case.free, seen_epoch=0)])
 
 
-async def _claim_kept(store: Store, stage: _LostAnswerCase) -> object:
-    return await store.claim(stage.a, [KeyClaim(key=stage.kept.key, seen_epoch=1)])
+async def _claim_kept(store: Store, case: _LostAnswerCase) -> object:
+    return await store.claim(case.a, [KeyClaim(key=case.kept.key, seen_epoch=1)])
 
 
-async def _steal(store: Store, stage: _LostAnswerCase) -> object:
-    return await store.claim(stage.b, [KeyClaim(key=stage.mine.key, seen_epoch=1)], force=True)
+async def _steal(store: Store, case: _LostAnswerCase) -> object:
+    return await store.claim(case.b, [KeyClaim(key=case.mine.key, seen_epoch=1)], force=True)
 
 
-async def _ask(store: Store, stage: _LostAnswerCase) -> object:
-    return await store.ask(stage.b, KeyClaim(key=stage.mine.key, seen_epoch=1))
+async def _ask(store: Store, case: _LostAnswerCase) -> object:
+    return await store.ask(case.b, KeyClaim(key=case.mine.key, seen_epoch=1))
 
 
-async def _hand_over(store: Store, stage: _LostAnswerCase) -> object:
-    passed = [HandOver(ownership=stage.mine, to=stage.b.holder)]
-    return await store.hand_over(passed, limit=stage.scene.units(LONG))
+async def _hand_over(store: Store, case: _LostAnswerCase) -> object:
+    passed = [HandOver(ownership=case.mine, to=case.b.holder)]
+    return await store.hand_over(passed, limit=case.store_case.units(LONG))
 
 
-async def _pass_on(store: Store, stage: _LostAnswerCase) -> object:
-    passed = [HandOver(ownership=stage.kept, to=stage.b.holder)]
-    return await store.hand_over(passed, limit=stage.scene.units(LONG))
+async def _pass_on(store: Store, case: _LostAnswerCase) -> object:
+    passed = [HandOver(ownership=case.kept, to=case.b.holder)]
+    return await store.hand_over(passed, limit=case.store_case.units(LONG))
 
 
-async def _release(store: Store, stage: _LostAnswerCase) -> object:
-    return await store.release([stage.mine])
+async def _release(store: Store, case: _LostAnswerCase) -> object:
+    return await store.release([case.mine])
 
 
-async def _break_now(store: Store, stage: _LostAnswerCase) -> object:
-    await store.break_(stage.mine.key, epoch=1, after=timedelta(0))
+async def _break_now(store: Store, case: _LostAnswerCase) -> object:
+    await store.break_(case.mine.key, epoch=1, after=timedelta(0))
     return None
 
 
-async def _break_later(store: Store, stage: _LostAnswerCase) -> object:
-    broken = await store.break_(stage.mine.key, epoch=1, after=stage.scene.units(10))
+async def _break_later(store: Store, case: _LostAnswerCase) -> object:
+    broken = await store.break_(case.mine.key, epoch=1, after=case.store_case.units(10))
     return None if broken is None else replace(broken, breaking_s=None, version=0)
 
 
-async def _checkpoint(store: Store, stage: _LostAnswerCase) -> object:
+async def _checkpoint(store: Store, case: _LostAnswerCase) -> object:
     return await store.checkpoint(
-        [CheckpointWrite(ownership=stage.mine, position=Position(sequence_number=3, offset="here"))]
+        [CheckpointWrite(ownership=case.mine, position=Position(sequence_number=3, offset="here"))]
     )
 
 
-async def _claim_with_note(store: Store, stage: _LostAnswerCase) -> object:
-    return await store.claim(stage.a, [KeyClaim(key=stage.free, seen_epoch=0, note="begun")])
+async def _claim_with_note(store: Store, case: _LostAnswerCase) -> object:
+    return await store.claim(case.a, [KeyClaim(key=case.free, seen_epoch=0, note="begun")])
 
 
-async def _hand_over_with_note(store: Store, stage: _LostAnswerCase) -> object:
-    passed = [HandOver(ownership=stage.mine, to=stage.b.holder, note="passed")]
-    return await store.hand_over(passed, limit=stage.scene.units(LONG))
+async def _hand_over_with_note(store: Store, case: _LostAnswerCase) -> object:
+    passed = [HandOver(ownership=case.mine, to=case.b.holder, note="passed")]
+    return await store.hand_over(passed, limit=case.store_case.units(LONG))
 
 
-async def _release_with_note(store: Store, stage: _LostAnswerCase) -> object:
-    return await store.release([stage.mine], notes={stage.mine.key: "done"})
+async def _release_with_note(store: Store, case: _LostAnswerCase) -> object:
+    return await store.release([case.mine], notes={case.mine.key: "done"})
 
 
-async def _annotate(store: Store, stage: _LostAnswerCase) -> object:
-    return await store.annotate([Note(ownership=stage.mine, text="half done")])
+async def _annotate(store: Store, case: _LostAnswerCase) -> object:
+    return await store.annotate([Note(ownership=case.mine, text="half done")])
 
 
-async def _suggest(store: Store, stage: _LostAnswerCase) -> object:
-    return await store.request_hand_over(stage.mine.key, epoch=1, to=stage.b.holder)
+async def _suggest(store: Store, case: _LostAnswerCase) -> object:
+    return await store.request_hand_over(case.mine.key, epoch=1, to=case.b.holder)
 
 
-async def _dismiss(store: Store, stage: _LostAnswerCase) -> object:
-    return await store.request_leave(stage.a.holder)
+async def _dismiss(store: Store, case: _LostAnswerCase) -> object:
+    return await store.request_leave(case.a.holder)
 
 
-async def _reset(store: Store, stage: _LostAnswerCase) -> object:
-    return await store.reset({stage.free: Position(sequence_number=3, offset="there")})
+async def _reset(store: Store, case: _LostAnswerCase) -> object:
+    return await store.reset({case.free: Position(sequence_number=3, offset="there")})
 
 
 STEPS: MappingProxyType[str, _Step] = MappingProxyType(
@@ -323,7 +324,7 @@ class LostAnswerContract(ContractBase):
     """Unknown is neither done nor failed."""
 
     def test_every_method_is_covered(self) -> None:
-        """A new method of the protocol can not be overlooked."""
+        """A new method of the protocol cannot be overlooked."""
         methods = {
             name
             for name, _ in inspect.getmembers(Store, inspect.iscoroutinefunction)
@@ -335,11 +336,15 @@ class LostAnswerContract(ContractBase):
     @pytest.mark.parametrize("name", STEPS)
     async def test_calling_again_ends_as_one_call_does(self, scene: StoreCase, name: str) -> None:
         """Two stages alike: one call with an answer there, a lost answer and one more here."""
-        step, there, here = STEPS[name], await _stage(scene.twin()), await _stage(scene.twin())
+        step, there, here = (
+            STEPS[name],
+            await _make_case(scene.twin()),
+            await _make_case(scene.twin()),
+        )
         answer = await step(scene.store, there)
-        losing = FaultyStore(scene.store, lambda _: Lost.ANSWER).as_store
+        faulty = FaultyStore(scene.store, lambda _: Lost.ANSWER).as_store
         with pytest.raises(StoreUnavailable):
-            await step(losing, here)
+            await step(faulty, here)
         again = await step(scene.store, here)
         assert await _plain(here) == await _plain(there)
         if name not in _COUNTING:
@@ -348,11 +353,15 @@ class LostAnswerContract(ContractBase):
     @pytest.mark.parametrize("name", STEPS)
     async def test_a_lost_request_leaves_no_trace(self, scene: StoreCase, name: str) -> None:
         """The other way in which an answer does not come; after it, one call does all."""
-        step, there, here = STEPS[name], await _stage(scene.twin()), await _stage(scene.twin())
-        losing = FaultyStore(scene.store, lambda _: Lost.REQUEST).as_store
+        step, there, here = (
+            STEPS[name],
+            await _make_case(scene.twin()),
+            await _make_case(scene.twin()),
+        )
+        faulty = FaultyStore(scene.store, lambda _: Lost.REQUEST).as_store
         before = await _plain(here)
         with pytest.raises(StoreUnavailable):
-            await step(losing, here)
+            await step(faulty, here)
         assert await _plain(here) == before
         assert _anonymous(await step(scene.store, here), here) == _anonymous(
             await step(scene.store, there), there
@@ -365,41 +374,41 @@ class LostAnswerContract(ContractBase):
 
         Keys are owned by others by now, under newer epochs, and the caller's lease is revoked.
         """
-        step, stage = STEPS[name], await _stage(scene.twin())
-        await step(scene.store, stage)
-        await _go_on(stage)
-        before = await _plain(stage)
+        step, case = STEPS[name], await _make_case(scene.twin())
+        await step(scene.store, case)
+        await _go_on(case)
+        before = await _plain(case)
         with suppress(LeaseLost):
-            await step(scene.store, stage)
-        fenced = await scene.store.fenced_writes(stage.scene.group)
+            await step(scene.store, case)
+        fenced = await scene.store.fenced_writes(case.store_case.group)
         assert fenced == (1 if name in {"checkpoint", "annotate"} else 0)
-        assert (await _plain(stage))[:-1] == before[:-1]
+        assert (await _plain(case))[:-1] == before[:-1]
 
 
-async def _stage(scene: StoreCase) -> _LostAnswerCase:
-    mine, kept, free = await scene.declared("mine", "kept", "free")
-    a, b = await scene.member("a"), await scene.member("b")
-    giver = await scene.member("giver")
-    given = await scene.own(giver, kept)
-    await scene.hand_over(given, a)
+async def _make_case(store_case: StoreCase) -> _LostAnswerCase:
+    mine, kept, free = await store_case.declared("mine", "kept", "free")
+    a, b = await store_case.member("a"), await store_case.member("b")
+    giver = await store_case.member("giver")
+    given = await store_case.own(giver, kept)
+    await store_case.hand_over(given, a)
     for_a = Ownership(key=kept, epoch=given.epoch, holder=a.holder, token=a.token)
-    return _LostAnswerCase(scene, a, b, await scene.own(a, mine), for_a, free)
+    return _LostAnswerCase(store_case, a, b, await store_case.own(a, mine), for_a, free)
 
 
-async def _go_on(stage: _LostAnswerCase) -> None:
-    """Revoke all that the steps use, and let somebody else have everything."""
-    scene = stage.scene
-    c = replace(stage.a, holder=f"c-{scene.suffix}", token=_TOKEN_OF_C)
-    for lease in (stage.a, stage.b, c):
-        await scene.store.revoke(lease)
-    third = await scene.member("third")
-    keys = (stage.mine.key, stage.kept.key, stage.free)
-    assert len(await scene.claim(third, *keys)) == len(keys)
+async def _go_on(case: _LostAnswerCase) -> None:
+    """Revoke all that the steps use, and let another holder have everything."""
+    store_case = case.store_case
+    c = replace(case.a, holder=f"c-{store_case.suffix}", token=_TOKEN_OF_C)
+    for lease in (case.a, case.b, c):
+        await store_case.store.revoke(lease)
+    third = await store_case.member("third")
+    keys = (case.mine.key, case.kept.key, case.free)
+    assert len(await store_case.claim(third, *keys)) == len(keys)
 
 
-async def _plain(stage: _LostAnswerCase) -> list[str]:
-    return (await stage.scene.picture()).plain(stage.scene.suffix)
+async def _plain(case: _LostAnswerCase) -> list[str]:
+    return (await case.store_case.snapshot()).plain(case.store_case.suffix)
 
 
-def _anonymous(answer: object, stage: _LostAnswerCase) -> str:
-    return repr(answer).replace(stage.scene.suffix, "")
+def _anonymous(answer: object, case: _LostAnswerCase) -> str:
+    return repr(answer).replace(case.store_case.suffix, "")

@@ -1,6 +1,7 @@
-"""Operators: they see all groups, suggest who should have a key, and ask members to leave.
+"""Operators: list all groups, request hand-overs, and ask members to leave.
 
-Resets: an operator puts checkpoints anywhere, all of them or none, and nobody can undo it.
+Also resets: an operator moves checkpoints anywhere, all of them or none, and no former owner can
+undo it.
 """
 
 from __future__ import annotations
@@ -57,11 +58,11 @@ class ResetContract(ContractBase):
         _, ownership = await scene.owned()
         _, other = await scene.owned("other")
         for each in (ownership, other):
-            await scene.mark(each, 7)
+            await scene.write_checkpoint(each, 7)
         await scene.store.release([ownership])
-        before = await scene.picture()
+        before = await scene.snapshot()
         assert await scene.store.reset({ownership.key: _at(to)}) == {}
-        after = await scene.picture()
+        after = await scene.snapshot()
         stored = after.checkpoints[ownership.key]
         assert (stored.epoch, stored.position.sequence_number) == (2, to)
         assert stored.position.offset == f"put at {to}"
@@ -73,7 +74,7 @@ class ResetContract(ContractBase):
         """And where there is nothing, nothing is removed: the epoch rises all the same."""
         _, ownership = await scene.owned()
         (empty,) = await scene.declared("empty")
-        await scene.mark(ownership, 7)
+        await scene.write_checkpoint(ownership, 7)
         await scene.store.release([ownership])
         assert await scene.store.reset({ownership.key: None, empty: None}) == {}
         assert await scene.store.checkpoints(scene.group) == {}
@@ -89,8 +90,8 @@ class ResetContract(ContractBase):
         assert stored.updated_at.tzinfo is not None
         ownership = await scene.own(await scene.member("a"), key)
         assert ownership.epoch == 2
-        assert await scene.mark(ownership, 39) == "behind"
-        assert await scene.mark(ownership, 41) is None
+        assert await scene.write_checkpoint(ownership, 39) == "behind"
+        assert await scene.write_checkpoint(ownership, 41) is None
 
     @pytest.mark.spec("B10")
     async def test_the_history_says_who_and_when(self, scene: StoreCase) -> None:
@@ -171,25 +172,25 @@ class ResetRefusalContract(ContractBase):
             receiver = await scene.member("receiver")
             await scene.hand_over(ownership, receiver)
             holder = receiver.holder
-        before = await scene.picture()
+        before = await scene.snapshot()
         refused = await scene.store.reset({first: _at(1), ownership.key: None, last: _at(2)})
         assert refused == {ownership.key: holder}
-        assert_unchanged(before, await scene.picture())
+        assert_unchanged(before, await scene.snapshot())
 
     async def test_all_owned_keys_are_named(self, scene: StoreCase) -> None:
         """Each with its own holder; and the owners do not notice."""
         one, first = await scene.owned("1")
         two, second = await scene.owned("2")
-        await scene.mark(first, 7)
+        await scene.write_checkpoint(first, 7)
         assert await scene.store.reset(dict.fromkeys((first.key, second.key))) == {
             first.key: one.holder,
             second.key: two.holder,
         }
-        assert await scene.mark(first, 8) is None
-        assert await scene.mark(second, 1) is None
+        assert await scene.write_checkpoint(first, 8) is None
+        assert await scene.write_checkpoint(second, 1) is None
 
     async def test_a_refusal_wakes_nobody(self, scene: StoreCase) -> None:
-        """Nothing has changed, so there is nothing to tell."""
+        """Nothing has changed, so nothing is reported."""
         _, ownership = await scene.owned()
         (free,) = await scene.declared("free")
         watcher = await scene.member("watcher")
@@ -204,11 +205,11 @@ class ResetRefusalContract(ContractBase):
         free, odd = await scene.declared("free", "odd")
         await scene.store.forget([odd])
         unknown = odd if kind == "forgotten" else scene.key("unknown")
-        before = await scene.picture()
+        before = await scene.snapshot()
         for others in ((free,), (free, ownership.key)):
             with pytest.raises(UnknownResource, match=unknown):
                 await scene.store.reset(dict.fromkeys((*others, unknown), _at(1)))
-        assert_unchanged(before, await scene.picture())
+        assert_unchanged(before, await scene.snapshot())
 
     @pytest.mark.parametrize("bad", BAD_KEYS, ids=ascii)
     async def test_bad_keys(self, scene: StoreCase, bad: str) -> None:
@@ -243,23 +244,23 @@ class ResetFenceContract(ContractBase):
         key, _ = await _freed(scene, why)
         dead = await _last_ownership(scene, key)
         await scene.store.reset({key: _at(3)})
-        before = await scene.picture()
-        assert await scene.mark(dead, 9) == "fenced"
-        assert await scene.mark(replace(dead, epoch=2), 9) == "fenced"
+        before = await scene.snapshot()
+        assert await scene.write_checkpoint(dead, 9) == "fenced"
+        assert await scene.write_checkpoint(replace(dead, epoch=2), 9) == "fenced"
         # A repetition is answered as it was before; what counts is that nothing happens.
         await scene.store.release([dead, replace(dead, epoch=2)])
         third = await scene.member("third", group="")
         await scene.hand_over(dead, third)
         assert await scene.store.break_(key, epoch=1, after=timedelta(0)) is None
-        after = await scene.picture()
+        after = await scene.snapshot()
         assert after.fenced == before.fenced + 2
         assert_unchanged(before, replace(after, fenced=before.fenced))
         current = await scene.own(await scene.member("next"), key)
-        assert await scene.mark(dead, 9) == "fenced"
-        assert await scene.mark(current, 4) is None
+        assert await scene.write_checkpoint(dead, 9) == "fenced"
+        assert await scene.write_checkpoint(current, 4) is None
 
     async def test_a_claim_under_way_is_refused(self, scene: StoreCase) -> None:
-        """It was sent by somebody who knew the old checkpoint: it has to look again."""
+        """Its sender knew the old checkpoint: it has to read the key again."""
         (key,) = await scene.declared("k")
         lease, wanted = await scene.member("a"), await scene.wanted(key)
         await scene.store.reset({key: _at(3)})
@@ -270,17 +271,17 @@ class ResetFenceContract(ContractBase):
     async def test_a_lost_answer_may_be_asked_for_again(self, scene: StoreCase) -> None:
         """The second call is not refused, and what the first one did stands."""
         _, ownership = await scene.owned()
-        await scene.mark(ownership, 7)
+        await scene.write_checkpoint(ownership, 7)
         await scene.store.release([ownership])
         (other,) = await scene.declared("other")
         wanted = {ownership.key: _at(3), other: None}
-        losing = FaultyStore(scene.store, lambda _: Lost.ANSWER).as_store
+        faulty = FaultyStore(scene.store, lambda _: Lost.ANSWER).as_store
         with pytest.raises(StoreUnavailable):
-            await losing.reset(wanted)
-        done = await scene.picture()
+            await faulty.reset(wanted)
+        done = await scene.snapshot()
         assert await scene.store.reset(wanted) == {}
-        assert_unchanged(done, await scene.picture())
-        assert await scene.mark(ownership, 9) == "fenced"
+        assert_unchanged(done, await scene.snapshot())
+        assert await scene.write_checkpoint(ownership, 9) == "fenced"
 
     async def test_another_place_is_no_repetition(self, scene: StoreCase) -> None:
         """Not even if only the offset differs; nor is the same place after an owner."""
@@ -295,15 +296,15 @@ class ResetFenceContract(ContractBase):
         assert (await scene.resource(key)).epoch == len(places) + 2
 
     async def test_a_repetition_that_comes_late_does_no_harm(self, scene: StoreCase) -> None:
-        """Somebody owns it by then: it is refused, and the work goes on."""
+        """It has an owner by then: it is refused, and the work continues."""
         (key,) = await scene.declared("k")
         await scene.store.reset({key: _at(3)})
         lease = await scene.member("a")
         ownership = await scene.own(lease, key)
-        assert await scene.mark(ownership, 9) is None
-        before = await scene.picture()
+        assert await scene.write_checkpoint(ownership, 9) is None
+        before = await scene.snapshot()
         assert await scene.store.reset({key: _at(3)}) == {key: lease.holder}
-        assert_unchanged(before, await scene.picture())
+        assert_unchanged(before, await scene.snapshot())
 
     @pytest.mark.spec("B5")
     async def test_resets_race_with_claims_and_writes(self, scene: StoreCase) -> None:
@@ -334,14 +335,14 @@ class ResetFenceContract(ContractBase):
                         found = (await store.checkpoints(scene.group)).get(key)
                         at = found.resumes_at if found else 0
                         await anyio.lowlevel.checkpoint()
-                        assert await mine.mark(ownership, at) is None
+                        assert await mine.write_checkpoint(ownership, at) is None
                         stored = (await store.checkpoints(scene.group))[key]
                         assert (stored.position.sequence_number, stored.epoch) == (
                             at,
                             ownership.epoch,
                         )
                         await store.release([ownership])
-                        assert await mine.mark(ownership, 10**6) == "fenced"
+                        assert await mine.write_checkpoint(ownership, 10**6) == "fenced"
                         writes += 1
                     await anyio.lowlevel.checkpoint()
 
@@ -354,35 +355,35 @@ class ResetFenceContract(ContractBase):
         assert len(terms) == (await scene.resource(key)).epoch == resets + writes
 
 
-def _group(scene: StoreCase, number: int) -> str:
-    return f"{scene.group}{number}" + "x" * 150 * number
+def _group(store_case: StoreCase, number: int) -> str:
+    return f"{store_case.group}{number}" + "x" * 150 * number
 
 
-async def _freed(scene: StoreCase, why: str) -> tuple[str, EndReason]:
+async def _freed(store_case: StoreCase, why: str) -> tuple[str, EndReason]:
     """A key whose first term is over in this way, written down or not, and the reason."""
-    _, ownership = await scene.owned(units=1 if why == "expired" else LONG)
-    await scene.mark(ownership, 7)
+    _, ownership = await store_case.owned(units=1 if why == "expired" else LONG)
+    await store_case.write_checkpoint(ownership, 7)
     if why == "available":
-        await scene.store.release([ownership])
+        await store_case.store.release([ownership])
         return ownership.key, EndReason.RELEASED
     if why == "expired":
-        await scene.wait()
+        await store_case.wait()
         return ownership.key, EndReason.EXPIRED
     if why == "broken":
-        await scene.store.break_(ownership.key, epoch=1, after=scene.units(1))
-        await scene.wait()
+        await store_case.store.break_(ownership.key, epoch=1, after=store_case.units(1))
+        await store_case.wait()
         return ownership.key, EndReason.BROKEN
-    receiver = await scene.member("receiver")
-    await scene.hand_over(ownership, receiver, units=1)
+    receiver = await store_case.member("receiver")
+    await store_case.hand_over(ownership, receiver, units=1)
     if why == "receiver is gone":
-        await scene.store.revoke(receiver)
+        await store_case.store.revoke(receiver)
     else:
-        await scene.wait()
+        await store_case.wait()
     return ownership.key, EndReason.HANDED_OVER
 
 
-async def _last_ownership(scene: StoreCase, key: str) -> Ownership:
-    (term, *_) = await scene.store.history(key)
+async def _last_ownership(store_case: StoreCase, key: str) -> Ownership:
+    (term, *_) = await store_case.store.history(key)
     return Ownership(key=key, epoch=term.epoch, holder=term.holder, token=f"token of {term.holder}")
 
 
@@ -419,7 +420,7 @@ class GroupContract(ContractBase):
         unknown = f"{scene.group}9/k"
         await scene.store.resources(group_of(unknown))
         await scene.store.fenced_writes(group_of(unknown))
-        await scene.mark(replace(ownership, key=unknown), 1)
+        await scene.write_checkpoint(replace(ownership, key=unknown), 1)
         assert not await scene.store.request_hand_over(unknown, epoch=0, to=lease.holder)
         assert await _groups(scene) == [scene.group]
 
@@ -432,7 +433,7 @@ class GroupContract(ContractBase):
 
 
 class SuggestContract(ContractBase):
-    """A question that is put in the name of somebody else."""
+    """A question that is put in the name of another holder."""
 
     @pytest.mark.spec("B3")
     async def test_the_owner_finds_it_in_its_next_renewal(self, scene: StoreCase) -> None:
@@ -442,16 +443,16 @@ class SuggestContract(ContractBase):
         version = (await scene.store.renew(owner)).version
         assert await scene.store.request_hand_over(ownership.key, epoch=1, to=to.holder)
         changes = await scene.store.renew(owner, since=version)
-        (told,) = changes.resources
-        assert (told.key, told.epoch, told.holder) == (ownership.key, 1, owner.holder)
-        assert told.asked_by == to.holder
+        (reported,) = changes.resources
+        assert (reported.key, reported.epoch, reported.holder) == (ownership.key, 1, owner.holder)
+        assert reported.asked_by == to.holder
         assert (changes.members, changes.ended) == ((), ())
         await scene.hand_over(ownership, to)
         assert (await scene.own(to, ownership.key)).epoch == 2
         assert (await scene.resource(ownership.key)).asked_by is None
 
     async def test_it_is_the_same_question_as_that_of_the_receiver(self, scene: StoreCase) -> None:
-        """Whoever of the two asks first; nobody is told twice."""
+        """Whichever of the two asks first; no member is notified twice."""
         owner, ownership = await scene.owned()
         to = await scene.member("to")
         assert await scene.store.request_hand_over(ownership.key, epoch=1, to=to.holder)
@@ -485,8 +486,8 @@ class SuggestContract(ContractBase):
         await scene.own(outsider, key)
         version = (await scene.store.renew(outsider)).version
         assert await scene.store.request_hand_over(key, epoch=1, to=to.holder)
-        (told,) = (await scene.store.renew(outsider, since=version)).resources
-        assert told.asked_by == to.holder
+        (reported,) = (await scene.store.renew(outsider, since=version)).resources
+        assert reported.asked_by == to.holder
 
     @pytest.mark.parametrize("epoch", [0, 1, 3, 2**63 - 1])
     async def test_it_names_the_epoch_it_means(self, scene: StoreCase, epoch: int) -> None:
@@ -495,9 +496,9 @@ class SuggestContract(ContractBase):
         to = await scene.member("to")
         await scene.store.release([ownership])
         await scene.own(lease, ownership.key)
-        before = await scene.picture()
+        before = await scene.snapshot()
         assert not await scene.store.request_hand_over(ownership.key, epoch=epoch, to=to.holder)
-        assert_unchanged(before, await scene.picture())
+        assert_unchanged(before, await scene.snapshot())
 
     @pytest.mark.parametrize("why", ["free", "kept", "unknown", "forgotten", "expired", "broken"])
     async def test_what_nobody_owns_can_not_be_asked_for(self, scene: StoreCase, why: str) -> None:
@@ -515,9 +516,9 @@ class SuggestContract(ContractBase):
             await scene.store.break_(key, epoch=1, after=scene.units(1))
         if why in {"expired", "broken"}:
             await scene.wait()
-        before = await scene.picture()
+        before = await scene.snapshot()
         assert not await scene.store.request_hand_over(key, epoch=1, to=to.holder)
-        assert_unchanged(before, await scene.picture())
+        assert_unchanged(before, await scene.snapshot())
 
     @pytest.mark.parametrize(
         "kind",
@@ -527,9 +528,9 @@ class SuggestContract(ContractBase):
         """A living member of the key's group, that means to stay, and is not the owner."""
         owner, ownership = await scene.owned()
         to = await _RECEIVERS[kind](scene, owner)
-        before = await scene.picture()
+        before = await scene.snapshot()
         assert not await scene.store.request_hand_over(ownership.key, epoch=1, to=to)
-        assert_unchanged(before, await scene.picture())
+        assert_unchanged(before, await scene.snapshot())
 
     @pytest.mark.parametrize("bad", BAD_KEYS, ids=ascii)
     async def test_bad_keys_are_said(self, scene: StoreCase, bad: str) -> None:
@@ -565,9 +566,13 @@ class DismissContract(ContractBase):
         assert await scene.store.request_leave(member.holder)
         for lease in (member, watcher):
             changes = await scene.store.renew(lease, since=version)
-            (told,) = changes.members
-            assert (told.holder, told.leave_requested, told.alive) == (member.holder, True, True)
-            assert told.version > version
+            (reported,) = changes.members
+            assert (reported.holder, reported.leave_requested, reported.alive) == (
+                member.holder,
+                True,
+                True,
+            )
+            assert reported.version > version
             assert (changes.resources, changes.ended) == ((), ())
             assert (await scene.store.renew(lease, since=changes.version)).members == ()
         members = await scene.store.members(scene.group)
@@ -575,16 +580,16 @@ class DismissContract(ContractBase):
             watcher.holder: False,
             member.holder: True,
         }
-        assert await scene.mark(ownership, 1) is None
+        assert await scene.write_checkpoint(ownership, 1) is None
 
     async def test_again_is_harmless_and_wakes_nobody(self, scene: StoreCase) -> None:
         """The answer is the same."""
         member, watcher = await scene.member("member"), await scene.member("watcher")
         assert await scene.store.request_leave(member.holder)
         version = (await scene.store.renew(watcher)).version
-        before = await scene.picture()
+        before = await scene.snapshot()
         assert await scene.store.request_leave(member.holder)
-        assert_unchanged(before, await scene.picture())
+        assert_unchanged(before, await scene.snapshot())
         assert (await scene.store.renew(watcher, since=version)).members == ()
 
     async def test_it_takes_nothing_away(self, scene: StoreCase) -> None:
@@ -612,30 +617,30 @@ class DismissContract(ContractBase):
             duration=timedelta(seconds=member.duration_s),
             info=MemberInfo(),
         )
-        peer = (await scene.store.members(scene.group))[member.holder]
-        assert (peer.leave_requested, peer.info) == (True, info)
+        record = (await scene.store.members(scene.group))[member.holder]
+        assert (record.leave_requested, record.info) == (True, info)
 
     async def test_a_new_member_is_not_dismissed(self, scene: StoreCase) -> None:
         """The next incarnation is another holder."""
         member = await scene.member("member")
         assert await scene.store.request_leave(member.holder)
         await scene.store.revoke(member)
-        anew = await scene.member("member")
+        reopened = await scene.member("member")
         assert [
             each.leave_requested for each in (await scene.store.members(scene.group)).values()
         ] == [False]
-        assert not (await scene.store.renew(anew)).members[-1].leave_requested
+        assert not (await scene.store.renew(reopened)).members[-1].leave_requested
 
     @pytest.mark.parametrize("kind", ["unknown", "revoked", "expired", "loner"])
     async def test_who_is_no_living_member_can_not_be_asked(
         self, scene: StoreCase, kind: str
     ) -> None:
-        """A holder of no group would never hear of it."""
+        """A holder of no group would never learn of it."""
         lease, _ = await scene.owned()
         holder = await _RECEIVERS[kind](scene, lease)
-        before = await scene.picture()
+        before = await scene.snapshot()
         assert not await scene.store.request_leave(holder)
-        assert_unchanged(before, await scene.picture())
+        assert_unchanged(before, await scene.snapshot())
 
     @pytest.mark.parametrize("bad", BAD_NAMES, ids=ascii)
     async def test_bad_names_are_said(self, scene: StoreCase, bad: str) -> None:
@@ -647,13 +652,13 @@ class DismissContract(ContractBase):
         """So that anybody can say when it renewed: its length less what remains."""
         member = await scene.member("member", units=10)
         await scene.wait(1)
-        peer = (await scene.store.members(scene.group))[member.holder]
-        assert peer.duration_s == pytest.approx(scene.capped(10) * scene.harness.unit_s)
-        renewed_ago_s = peer.duration_s - peer.remaining_s
+        record = (await scene.store.members(scene.group))[member.holder]
+        assert record.duration_s == pytest.approx(scene.capped(10) * scene.harness.unit_s)
+        renewed_ago_s = record.duration_s - record.remaining_s
         if scene.harness.exact and scene.harness.tells_ends:
             assert renewed_ago_s == pytest.approx(scene.harness.unit_s)
-        (told,) = (await scene.store.renew(member)).members
-        assert told.duration_s == peer.duration_s
+        (reported,) = (await scene.store.renew(member)).members
+        assert reported.duration_s == record.duration_s
 
     async def test_operators_and_members_at_once(self, scene: StoreCase) -> None:
         """Suggestions and dismissals among hand-overs: each key has one owner, none is lost."""
@@ -682,10 +687,10 @@ class DismissContract(ContractBase):
         assert (await scene.store.members(scene.group))[leases[2].holder].leave_requested
 
 
-async def _serve(scene: StoreCase, lease: Lease) -> None:
+async def _serve(store_case: StoreCase, lease: Lease) -> None:
     """Live as a member does: hand over what is asked for, and claim what is kept for it."""
-    async with scene.harness.open() as store:
-        mine = StoreCase(store, scene.harness, scene.suffix)
+    async with store_case.harness.open() as store:
+        mine = StoreCase(store, store_case.harness, store_case.suffix)
         for _ in range(12):
             for each in (await store.renew(lease)).resources:
                 if each.holder == lease.holder and each.asked_by is not None:
@@ -693,52 +698,52 @@ async def _serve(scene: StoreCase, lease: Lease) -> None:
                         key=each.key, epoch=each.epoch, holder=lease.holder, token=lease.token
                     )
                     passed = [HandOver(ownership=owned, to=each.asked_by)]
-                    await store.hand_over(passed, limit=scene.units(LONG))
+                    await store.hand_over(passed, limit=store_case.units(LONG))
                 elif each.handed_to == lease.holder:
                     await mine.claim(lease, each.key)
 
 
-async def _groups(scene: StoreCase) -> list[str]:
-    """The groups of this scene alone: the store may have others."""
-    return [group for group in await scene.store.groups() if scene.suffix in group]
+async def _groups(store_case: StoreCase) -> list[str]:
+    """The groups of this case alone: the store may have others."""
+    return [group for group in await store_case.store.groups() if store_case.suffix in group]
 
 
 async def _owner(_: StoreCase, owner: Lease) -> str:
     return owner.holder
 
 
-async def _unknown(scene: StoreCase, _: Lease) -> str:
-    return f"nobody-{scene.suffix}"
+async def _unknown(store_case: StoreCase, _: Lease) -> str:
+    return f"nobody-{store_case.suffix}"
 
 
-async def _revoked(scene: StoreCase, _: Lease) -> str:
-    lease = await scene.member("gone")
-    await scene.store.revoke(lease)
+async def _revoked(store_case: StoreCase, _: Lease) -> str:
+    lease = await store_case.member("gone")
+    await store_case.store.revoke(lease)
     return lease.holder
 
 
-async def _expired(scene: StoreCase, _: Lease) -> str:
-    lease = await scene.member("late", units=1)
-    await scene.wait()
+async def _expired(store_case: StoreCase, _: Lease) -> str:
+    lease = await store_case.member("late", units=1)
+    await store_case.wait()
     return lease.holder
 
 
-async def _draining(scene: StoreCase, _: Lease) -> str:
-    return (await scene.member("tired", info=MemberInfo(draining=True))).holder
+async def _draining(store_case: StoreCase, _: Lease) -> str:
+    return (await store_case.member("tired", info=MemberInfo(draining=True))).holder
 
 
-async def _dismissed(scene: StoreCase, _: Lease) -> str:
-    lease = await scene.member("sent away")
-    assert await scene.store.request_leave(lease.holder)
+async def _dismissed(store_case: StoreCase, _: Lease) -> str:
+    lease = await store_case.member("sent away")
+    assert await store_case.store.request_leave(lease.holder)
     return lease.holder
 
 
-async def _stranger(scene: StoreCase, _: Lease) -> str:
-    return (await scene.member("stranger", group=scene.group + "2")).holder
+async def _stranger(store_case: StoreCase, _: Lease) -> str:
+    return (await store_case.member("stranger", group=store_case.group + "2")).holder
 
 
-async def _loner(scene: StoreCase, _: Lease) -> str:
-    return (await scene.member("loner", group="")).holder
+async def _loner(store_case: StoreCase, _: Lease) -> str:
+    return (await store_case.member("loner", group="")).holder
 
 
 _RECEIVERS: MappingProxyType[str, _Receiver] = MappingProxyType(

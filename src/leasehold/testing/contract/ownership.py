@@ -1,6 +1,6 @@
-"""Keys and who owns them: declare, forget, claim, steal, release.
+"""Keys and their owners: declare, forget, claim, steal, release.
 
-Passing a key on: ask, hand over, and every way in which that can be left half done.
+Also passing a key on: ask, hand over, and every way in which that can be interrupted.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class AskContract(ContractBase):
         _, ownership = await scene.owned()
         asker, wanted = await scene.member("asker"), await scene.wanted(ownership.key)
         assert await scene.store.ask(asker, wanted)
-        before = await scene.picture()
+        before = await scene.snapshot()
         assert await scene.store.ask(asker, wanted)
-        assert_unchanged(before, await scene.picture())
+        assert_unchanged(before, await scene.snapshot())
 
     async def test_a_question_ends_when_somebody_else_asks(self, scene: StoreCase) -> None:
         """One question per key: the last."""
@@ -63,27 +63,27 @@ class AskContract(ContractBase):
         assert (await scene.resource(ownership.key)).asked_by is None
 
     async def test_a_question_without_sense_does_not_stand(self, scene: StoreCase) -> None:
-        """Of nobody, of oneself, of an epoch that is over, of a key nobody knows."""
+        """Of no holder, of itself, of an epoch that is over, of an unknown key."""
         owner, ownership = await scene.owned()
         (free,) = await scene.declared("free")
         asker = await scene.member("asker")
-        before = await scene.picture()
+        before = await scene.snapshot()
         assert not await scene.store.ask(asker, KeyClaim(key=free, seen_epoch=0))
         assert not await scene.store.ask(owner, KeyClaim(key=ownership.key, seen_epoch=1))
         assert not await scene.store.ask(asker, KeyClaim(key=ownership.key, seen_epoch=0))
         assert not await scene.store.ask(asker, KeyClaim(key=ownership.key, seen_epoch=2))
         assert not await scene.store.ask(asker, KeyClaim(key=scene.key("unknown"), seen_epoch=0))
-        assert_unchanged(before, await scene.picture())
+        assert_unchanged(before, await scene.snapshot())
 
     async def test_asking_needs_a_lease(self, scene: StoreCase) -> None:
         """Who has ended asks no more."""
         _, ownership = await scene.owned()
         asker = await scene.member("asker")
         await scene.store.revoke(asker)
-        before = await scene.picture()
+        before = await scene.snapshot()
         with pytest.raises(LeaseLost):
             await scene.store.ask(asker, await scene.wanted(ownership.key))
-        assert_unchanged(before, await scene.picture())
+        assert_unchanged(before, await scene.snapshot())
 
 
 class HandOverContract(ContractBase):
@@ -98,34 +98,34 @@ class HandOverContract(ContractBase):
         kept = await scene.resource(ownership.key)
         assert (kept.epoch, kept.state) == (1, State.AVAILABLE)
         assert (kept.holder, kept.handed_to) == (None, receiver.holder)
-        assert await scene.mark(ownership, 1) == "fenced"
+        assert await scene.write_checkpoint(ownership, 1) == "fenced"
         taken = await scene.own(receiver, ownership.key)
         assert taken.epoch == 2
         assert (await scene.resource(ownership.key)).handed_to is None
         assert await scene.reasons(ownership.key) == [EndReason.HANDED_OVER, None]
 
     async def test_a_kept_key_is_refused_to_others(self, scene: StoreCase) -> None:
-        """By force too: there is nobody to rob, and the receiver is on its way."""
+        """Forcibly, too: it has no owner, and the receiver is about to claim it."""
         owner, ownership = await scene.owned()
         await scene.hand_over(ownership, await scene.member("receiver"))
-        before = await scene.picture()
+        before = await scene.snapshot()
         for lease in (await scene.member("third"), owner):
             for force in (False, True):
                 assert await scene.claim(lease, ownership.key, force=force) == []
-        after = await scene.picture()
+        after = await scene.snapshot()
         assert after.resources == before.resources
         assert after.terms == before.terms
 
     async def test_after_the_limit_it_is_free_for_all(self, scene: StoreCase) -> None:
-        """A receiver that never comes blocks nobody for long."""
+        """A receiver that never comes does not block others for long."""
         owner, ownership = await scene.owned()
         third = await scene.member("third")
         version = (await scene.store.renew(third)).version
         await scene.hand_over(ownership, await scene.member("receiver"), units=1)
         await scene.wait()
         changes = await scene.store.renew(third, since=version)
-        told = {each.key: each.handed_to for each in changes.resources}
-        assert told == {ownership.key: None}
+        reported = {each.key: each.handed_to for each in changes.resources}
+        assert reported == {ownership.key: None}
         assert (await scene.own(third, ownership.key)).epoch == 2
         await scene.store.renew(owner)
 
@@ -153,7 +153,7 @@ class HandOverContract(ContractBase):
         assert (await scene.own(third, ownership.key)).epoch == 2
 
     async def test_a_receiver_that_ends_frees_it(self, scene: StoreCase) -> None:
-        """By time or by its own will: the key is kept for nobody."""
+        """By time or by its own request: the key is reserved for no holder."""
         _, one = await scene.owned("one")
         _, two = await scene.owned("two")
         third = await scene.member("third")
@@ -166,7 +166,7 @@ class HandOverContract(ContractBase):
         assert len(await scene.claim(third, one.key, two.key)) == 2
 
     async def test_to_a_dead_or_unknown_holder(self, scene: StoreCase) -> None:
-        """It is passed, and free at once: nobody waits for a holder that can not come."""
+        """It is passed on, and free immediately: its holder cannot come."""
         third, dead = await scene.member("third"), await scene.member("dead")
         await scene.store.revoke(dead)
         for name, to in (("x", dead.holder), ("y", f"never heard of-{scene.suffix}")):
@@ -186,15 +186,15 @@ class HandOverContract(ContractBase):
         assert (await scene.own(third, ownership.key)).epoch == 2
 
     async def test_a_kept_key_is_passed_on(self, scene: StoreCase) -> None:
-        """Who drains while a key is on its way to it sends it further."""
+        """A member that drains while a key is being handed to it passes it on."""
         _, ownership = await scene.owned()
         middle, last = await scene.member("middle"), await scene.member("last")
         await scene.hand_over(ownership, middle)
         kept = _kept_for(middle, ownership)
         version = (await scene.store.renew(last)).version
         assert await scene.hand_over(kept, last) == [ownership.key]
-        told = (await scene.store.renew(last, since=version)).resources
-        assert [(each.key, each.handed_to) for each in told] == [(ownership.key, last.holder)]
+        reported = (await scene.store.renew(last, since=version)).resources
+        assert [(each.key, each.handed_to) for each in reported] == [(ownership.key, last.holder)]
         assert await scene.claim(middle, ownership.key) == []
         assert (await scene.own(last, ownership.key)).epoch == 2
         assert await scene.reasons(ownership.key) == [EndReason.HANDED_OVER, None]
@@ -206,9 +206,9 @@ class HandOverContract(ContractBase):
         await scene.hand_over(ownership, middle)
         kept = _kept_for(middle, ownership)
         await scene.hand_over(kept, last)
-        before = await scene.picture()
+        before = await scene.snapshot()
         again = await scene.hand_over(kept, last)
-        assert_unchanged(before, await scene.picture())
+        assert_unchanged(before, await scene.snapshot())
         assert again == [ownership.key]
 
     async def test_only_the_receiver_passes_a_kept_key_on(self, scene: StoreCase) -> None:
@@ -216,10 +216,10 @@ class HandOverContract(ContractBase):
         _, ownership = await scene.owned()
         middle, thief = await scene.member("middle"), await scene.member("thief")
         await scene.hand_over(ownership, middle)
-        before = await scene.picture()
+        before = await scene.snapshot()
         assert await scene.hand_over(_kept_for(thief, ownership), thief) == []
         assert await scene.hand_over(forged(_kept_for(middle, ownership)), thief) == []
-        assert_unchanged(before, await scene.picture())
+        assert_unchanged(before, await scene.snapshot())
         await scene.store.revoke(middle)
         assert await scene.hand_over(_kept_for(middle, ownership), thief) == []
         assert (await scene.resource(ownership.key)).handed_to != thief.holder
@@ -230,9 +230,9 @@ class HandOverContract(ContractBase):
         _, ownership = await scene.owned()
         receiver = await scene.member("receiver")
         await scene.hand_over(ownership, receiver)
-        before = await scene.picture()
+        before = await scene.snapshot()
         assert await scene.hand_over(ownership, receiver) == [ownership.key]
-        assert_unchanged(before, await scene.picture())
+        assert_unchanged(before, await scene.snapshot())
 
     @pytest.mark.spec("L3")
     async def test_handing_over_again_what_was_claimed_since(self, scene: StoreCase) -> None:
@@ -241,19 +241,19 @@ class HandOverContract(ContractBase):
         receiver = await scene.member("receiver")
         await scene.hand_over(ownership, receiver)
         await scene.own(receiver, ownership.key)
-        before = await scene.picture()
+        before = await scene.snapshot()
         again = await scene.hand_over(ownership, receiver)
-        assert_unchanged(before, await scene.picture())
+        assert_unchanged(before, await scene.snapshot())
         assert again == [ownership.key]
 
     async def test_a_second_thought_comes_too_late(self, scene: StoreCase) -> None:
-        """The key is not the former owner's any more, to give it to somebody else."""
+        """The former owner can no longer give the key to another holder."""
         _, ownership = await scene.owned()
         first, second = await scene.member("first"), await scene.member("second")
         await scene.hand_over(ownership, first)
-        before = await scene.picture()
+        before = await scene.snapshot()
         await scene.hand_over(ownership, second)
-        assert_unchanged(before, await scene.picture())
+        assert_unchanged(before, await scene.snapshot())
 
     @pytest.mark.spec("L3")
     async def test_handing_over_needs_the_proof(self, scene: StoreCase) -> None:
@@ -261,7 +261,7 @@ class HandOverContract(ContractBase):
         _, ownership = await scene.owned("k")
         _, mine = await scene.owned("mine")
         receiver = await scene.member("receiver")
-        before = await scene.picture()
+        before = await scene.snapshot()
         wrong = [
             HandOver(ownership=each, to=receiver.holder)
             for each in (
@@ -273,7 +273,7 @@ class HandOverContract(ContractBase):
         limit = timedelta(seconds=scene.harness.unit_s)
         assert list(await scene.store.hand_over(wrong, limit=limit)) == []
         assert list(await scene.store.hand_over([], limit=limit)) == []
-        assert_unchanged(before, await scene.picture())
+        assert_unchanged(before, await scene.snapshot())
         right = HandOver(ownership=mine, to=receiver.holder)
         passed = await scene.store.hand_over([*wrong, right, right], limit=scene.units(100))
         assert set(passed) == {mine.key}
@@ -288,8 +288,10 @@ class HandOverContract(ContractBase):
         assert [(term.key, term.reason) for term in ended] == [
             (ownership.key, EndReason.HANDED_OVER)
         ]
-        told = (await scene.store.renew(receiver, since=version)).resources
-        assert [(each.key, each.handed_to) for each in told] == [(ownership.key, receiver.holder)]
+        reported = (await scene.store.renew(receiver, since=version)).resources
+        assert [(each.key, each.handed_to) for each in reported] == [
+            (ownership.key, receiver.holder)
+        ]
 
 
 def _kept_for(receiver: Lease, ownership: Ownership) -> Ownership:
@@ -316,9 +318,9 @@ class DeclareContract(ContractBase):
     async def test_declare_again_leaves_owners_alone(self, scene: StoreCase) -> None:
         """Starting once more is harmless."""
         _, ownership = await scene.owned()
-        before = await scene.picture()
+        before = await scene.snapshot()
         assert await scene.store.declare([ownership.key]) == 0
-        assert_unchanged(before, await scene.picture())
+        assert_unchanged(before, await scene.snapshot())
 
     async def test_ten_hosts_declare_at_once(self, scene: StoreCase) -> None:
         """Each key is new to exactly one of them."""
@@ -343,15 +345,15 @@ class DeclareContract(ContractBase):
         assert set(await scene.store.resources(scene.group)) == {ownership.key}
 
     async def test_forgotten_keys_can_not_be_had(self, scene: StoreCase) -> None:
-        """Not by a claim, not by force."""
+        """Not by a claim, not forcibly."""
         (key,) = await scene.declared("k")
         lease = await scene.member("a")
         await scene.store.forget([key])
-        before = await scene.picture()
+        before = await scene.snapshot()
         for force in (False, True):
             wanted = [KeyClaim(key=key, seen_epoch=0)]
             assert list(await scene.store.claim(lease, wanted, force=force)) == []
-        assert_unchanged(before, await scene.picture())
+        assert_unchanged(before, await scene.snapshot())
 
     async def test_what_time_has_ended_may_be_forgotten(self, scene: StoreCase) -> None:
         """A key whose owner ran out is free, whether anybody has noticed or not."""
@@ -379,22 +381,22 @@ class ClaimContract(ContractBase):
         """Not getting it is an answer, and changes nothing."""
         _, ownership = await scene.owned()
         rival = await scene.member("rival")
-        before = await scene.picture()
+        before = await scene.snapshot()
         assert await scene.claim(rival, ownership.key) == []
-        assert_unchanged(before, await scene.picture())
+        assert_unchanged(before, await scene.snapshot())
 
     @pytest.mark.spec("P4")
     async def test_claim_names_the_epoch_it_saw(self, scene: StoreCase) -> None:
-        """A key that changed hands in between is left alone, by force too."""
+        """A key that changed hands in between is left alone, forcibly too."""
         lease, ownership = await scene.owned()
         await scene.store.release([ownership])
-        before = await scene.picture()
+        before = await scene.snapshot()
         for seen in (0, 2, 100):
             for force in (False, True):
                 wanted = [KeyClaim(key=ownership.key, seen_epoch=seen)]
                 taken = await scene.store.claim(lease, wanted, force=force)
                 assert list(taken) == []
-        assert_unchanged(before, await scene.picture())
+        assert_unchanged(before, await scene.snapshot())
 
     @pytest.mark.spec("P4")
     async def test_claim_returns_only_what_was_had(self, scene: StoreCase) -> None:
@@ -422,10 +424,10 @@ class ClaimContract(ContractBase):
         (key,) = await scene.declared("k")
         lease, wanted = await scene.member("a"), [KeyClaim(key=key, seen_epoch=0)]
         first = list(await scene.store.claim(lease, wanted))
-        before = await scene.picture()
+        before = await scene.snapshot()
         for force in (False, True):
             assert list(await scene.store.claim(lease, wanted, force=force)) == first
-        assert_unchanged(before, await scene.picture())
+        assert_unchanged(before, await scene.snapshot())
 
     async def test_one_batch_may_name_a_key_twice(self, scene: StoreCase) -> None:
         """It is taken, released and passed on once."""
@@ -443,32 +445,32 @@ class ClaimContract(ContractBase):
         (key,) = await scene.declared("k")
         lease = await scene.member("a")
         await scene.store.revoke(lease)
-        before = await scene.picture()
+        before = await scene.snapshot()
         for wanted in ([KeyClaim(key=key, seen_epoch=0)], []):
             for force in (False, True):
                 with pytest.raises(LeaseLost):
                     await scene.store.claim(lease, wanted, force=force)
         with pytest.raises(LeaseLost):
             await scene.store.claim(replace(lease, token=GUESS), [])
-        assert_unchanged(before, await scene.picture())
+        assert_unchanged(before, await scene.snapshot())
 
     @pytest.mark.spec("P6", "L3")
     async def test_force_steals(self, scene: StoreCase) -> None:
-        """The thief has a new epoch at once; the robbed learns at its next renewal."""
+        """The new owner has a new epoch immediately; the former one learns at its next renewal."""
         owner, ownership = await scene.owned()
         version = (await scene.store.renew(owner)).version
         thief = await scene.member("thief")
         stolen = await scene.own(thief, ownership.key, force=True)
         assert stolen.epoch == 2
-        assert await scene.mark(ownership, 1) == "fenced"
-        assert await scene.mark(stolen, 1) is None
+        assert await scene.write_checkpoint(ownership, 1) == "fenced"
+        assert await scene.write_checkpoint(stolen, 1) is None
         ended = (await scene.store.renew(owner, since=version)).ended
         assert [(term.key, term.epoch, term.reason) for term in ended] == [
             (ownership.key, 1, EndReason.STOLEN)
         ]
 
     async def test_force_takes_a_free_key_like_any_claim(self, scene: StoreCase) -> None:
-        """There is nobody to rob, and the history says so."""
+        """The key has no owner, and the history shows it."""
         (key,) = await scene.declared("k")
         assert (await scene.own(await scene.member("a"), key, force=True)).epoch == 1
         assert await scene.reasons(key) == [None]
@@ -480,7 +482,7 @@ class ClaimContract(ContractBase):
         alone = await scene.member("alone", group="")
         for lease, key in zip((other, alone), keys, strict=True):
             ownership = await scene.own(lease, key)
-            assert await scene.mark(ownership, 1) is None
+            assert await scene.write_checkpoint(ownership, 1) is None
             assert (await scene.resource(key)).holder == lease.holder
 
 
@@ -496,7 +498,7 @@ class ReleaseContract(ContractBase):
         assert (resource.epoch, resource.state) == (1, State.AVAILABLE)
         assert resource.holder is None
         assert (await scene.own(await scene.member("b"), ownership.key)).epoch == 2
-        assert await scene.mark(ownership, 1) == "fenced"
+        assert await scene.write_checkpoint(ownership, 1) == "fenced"
         assert list(await scene.store.release([])) == []
         await scene.store.renew(lease)
 
@@ -504,18 +506,18 @@ class ReleaseContract(ContractBase):
         """It was ended by it before."""
         _, ownership = await scene.owned()
         await scene.store.release([ownership])
-        before = await scene.picture()
+        before = await scene.snapshot()
         assert list(await scene.store.release([ownership])) == [ownership.key]
-        assert_unchanged(before, await scene.picture())
+        assert_unchanged(before, await scene.snapshot())
 
     async def test_release_again_leaves_the_next_owner_alone(self, scene: StoreCase) -> None:
         """It names its epoch; and the answer is still that it was ended by it."""
         _, ownership = await scene.owned()
         await scene.store.release([ownership])
         await scene.own(await scene.member("b"), ownership.key)
-        before = await scene.picture()
+        before = await scene.snapshot()
         again = await scene.store.release([ownership])
-        assert_unchanged(before, await scene.picture())
+        assert_unchanged(before, await scene.snapshot())
         assert list(again) == [ownership.key]
 
     @pytest.mark.spec("L5", "L7")
@@ -534,7 +536,7 @@ class ReleaseContract(ContractBase):
         _, ownership = await scene.owned("k")
         _, mine = await scene.owned("mine")
         other = await scene.member("other")
-        before = await scene.picture()
+        before = await scene.snapshot()
         wrong = [
             forged(ownership),
             replace(ownership, epoch=2),
@@ -543,5 +545,5 @@ class ReleaseContract(ContractBase):
             replace(ownership, key=scene.key("unknown")),
         ]
         assert list(await scene.store.release(wrong)) == []
-        assert_unchanged(before, await scene.picture())
+        assert_unchanged(before, await scene.snapshot())
         assert list(await scene.store.release([*wrong, mine])) == [mine.key]

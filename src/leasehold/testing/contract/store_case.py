@@ -1,7 +1,7 @@
-"""What the tests have in common: members and keys with names of their own, and pictures of them.
+"""What the tests have in common: members and keys with their own names, and snapshots of them.
 
-A ``GroupPicture`` is all that a group shows to the world. Two pictures are compared to prove that a
-refusal changed nothing, or that two ways lead to the same end.
+A ``GroupSnapshot`` is all that a group shows. Two snapshots are compared to prove that a refusal
+changed nothing, or that two ways lead to the same state.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ _ENDED_BY_TIME = {State.EXPIRED: EndReason.EXPIRED, State.BROKEN: EndReason.BROK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupPicture:
-    """All that a group shows, without the times that run by themselves."""
+class GroupSnapshot:
+    """All that a group shows, without the times that pass on their own."""
 
     resources: Mapping[str, Resource]
     members: Mapping[str, MemberRecord]
@@ -54,8 +54,8 @@ class GroupPicture:
     checkpoints: Mapping[str, Checkpoint]
     fenced: int
 
-    def tidied(self, keys: Iterable[str]) -> GroupPicture:
-        """The same after a store has written down what time has ended at ``keys``."""
+    def tidied(self, keys: Iterable[str]) -> GroupSnapshot:
+        """Return the snapshot after a store has recorded what time has ended at ``keys``."""
         resources, terms = dict(self.resources), dict(self.terms)
         for key in keys:
             reason = _ENDED_BY_TIME.get(resources[key].state)
@@ -70,7 +70,7 @@ class GroupPicture:
         return replace(self, resources=resources, terms=terms)
 
     def plain(self, suffix: str) -> list[str]:
-        """As lines of text without versions, times and ``suffix``: comparable between scenes."""
+        """Return lines of text without versions, times and ``suffix``, comparable between cases."""
         bare = (
             [replace(each, version=0) for each in self.resources.values()],
             [replace(each, version=0) for each in self.members.values()],
@@ -85,43 +85,43 @@ class GroupPicture:
         return pformat(bare, width=200).replace(suffix, "").splitlines()
 
 
-def assert_unchanged(before: GroupPicture, after: GroupPicture) -> None:
-    """Nothing but what time itself has ended may differ, and that only by being written down."""
+def assert_unchanged(before: GroupSnapshot, after: GroupSnapshot) -> None:
+    """Check that nothing differs but what time has ended, and that only by being recorded."""
     ended = [key for key, each in before.resources.items() if each.state in _ENDED_BY_TIME]
     assert after.tidied(ended) == before.tidied(ended)
 
 
 @dataclass(frozen=True, slots=True)
 class StoreCase:
-    """A store with a group of the test's own in it."""
+    """A store, and a group in it for one test."""
 
     store: Store
     harness: Harness
     suffix: str
     _numbers: Iterator[int] = field(default_factory=count)
-    # Keys the scene has declared, forgotten ones included: their history is part of the picture.
+    # Declared keys, including forgotten ones: their history is part of the snapshot.
     _keys: dict[str, None] = field(default_factory=dict)
 
     @property
     def group(self) -> str:
-        """The group that the scene is about."""
+        """The group of this case."""
         return f"partition/{self.suffix}/g"
 
     def key(self, name: str, *, group: str | None = None) -> str:
-        """The key of that name; it need not exist."""
+        """Return the key of that name; it need not exist."""
         return f"{group or self.group}/{name}"
 
     def units(self, units: float) -> timedelta:
-        """So many units as a duration."""
+        """Return this many units as a duration."""
         return timedelta(seconds=units * self.harness.unit_s)
 
     def lasting(self, units: float) -> timedelta:
-        """So many units as the length of a lease: as near to it as the store goes."""
+        """Return this many units as the length of a lease: as near as the store allows."""
         seconds = units * self.harness.unit_s
         return timedelta(seconds=max(self.harness.shortest_s, min(seconds, self.harness.longest_s)))
 
     def capped(self, units: float) -> float:
-        """So many units, or as many as the longest lease has."""
+        """Return this many units, or as many as the longest lease has."""
         return min(units, self.harness.longest_s / self.harness.unit_s)
 
     async def wait(self, units: float = OVER) -> None:
@@ -129,7 +129,7 @@ class StoreCase:
         await self.harness.pass_time(units * self.harness.unit_s)
 
     async def declared(self, *names: str, group: str | None = None) -> list[str]:
-        """Declare keys; give their full names."""
+        """Declare keys; return their full names."""
         keys = [self.key(name, group=group) for name in names]
         await self.store.declare(keys)
         self._keys.update(dict.fromkeys(keys))
@@ -143,7 +143,7 @@ class StoreCase:
         group: str | None = None,
         info: MemberInfo | None = None,
     ) -> Lease:
-        """A new holder with a lease, a member of the scene's group unless told otherwise."""
+        """Grant a lease to a new holder, by default a member of this case's group."""
         holder = f"{name}{next(self._numbers)}-{self.suffix}"
         lease = await self.store.grant(
             holder=holder,
@@ -157,11 +157,11 @@ class StoreCase:
         return lease
 
     async def resource(self, key: str) -> Resource:
-        """The key as it is now."""
+        """Return the key as it is now."""
         return (await self.store.resources(key.rpartition("/")[0]))[key]
 
     async def wanted(self, key: str) -> KeyClaim:
-        """The key with the epoch it has now."""
+        """Return a claim of the key with the epoch it has now."""
         return KeyClaim(key=key, seen_epoch=(await self.resource(key)).epoch)
 
     async def claim(self, lease: Lease, *keys: str, force: bool = False) -> list[Ownership]:
@@ -170,13 +170,13 @@ class StoreCase:
         return list(await self.store.claim(lease, wanted, force=force))
 
     async def own(self, lease: Lease, key: str, *, force: bool = False) -> Ownership:
-        """Claim the key and have it."""
+        """Claim the key, and check that it was granted."""
         taken = await self.claim(lease, key, force=force)
         assert [each.key for each in taken] == [key]
         return taken[0]
 
     async def owned(self, name: str = "k", *, units: float = LONG) -> tuple[Lease, Ownership]:
-        """A new member that owns a new key."""
+        """Return a new member that owns a new key."""
         (key,) = await self.declared(name)
         lease = await self.member("owner", units=units)
         return lease, await self.own(lease, key)
@@ -188,8 +188,8 @@ class StoreCase:
         )
         return list(passed)
 
-    async def mark(self, ownership: Ownership, sequence_number: int) -> str | None:
-        """Write a checkpoint; the reason if it was refused."""
+    async def write_checkpoint(self, ownership: Ownership, sequence_number: int) -> str | None:
+        """Write a checkpoint; return the reason if it was refused."""
         position = Position(sequence_number=sequence_number, offset=f"at {sequence_number}")
         refused = await self.store.checkpoint(
             [CheckpointWrite(ownership=ownership, position=position)]
@@ -197,24 +197,24 @@ class StoreCase:
         return refused[ownership.key].value if refused else None
 
     async def annotate(self, ownership: Ownership, text: str) -> bool:
-        """Say something of a term; whether it was written."""
+        """Annotate a term; return whether it was written."""
         return not await self.store.annotate([Note(ownership=ownership, text=text)])
 
     async def notes(self, key: str) -> list[str]:
-        """What was said of the terms of a key, oldest first."""
+        """Return the notes of the terms of a key, oldest first."""
         return [term.note for term in reversed(await self.store.history(key, limit=100))]
 
     async def reasons(self, key: str) -> list[EndReason | None]:
-        """How the terms of a key ended, oldest first; None for the one that lasts."""
+        """Return how the terms of a key ended, oldest first; None for the current one."""
         terms = await self.store.history(key, limit=100)
         return [term.reason for term in reversed(terms)]
 
-    async def picture(self) -> GroupPicture:
-        """The scene's group as it is now."""
+    async def snapshot(self) -> GroupSnapshot:
+        """Return the case's group as it is now."""
         resources = await self.store.resources(self.group)
         members = await self.store.members(self.group)
         keys = sorted({*self._keys, *resources})
-        return GroupPicture(
+        return GroupSnapshot(
             resources={key: replace(resources[key], breaking_s=None) for key in sorted(resources)},
             members={name: replace(members[name], remaining_s=0.0) for name in sorted(members)},
             terms={key: tuple(await self.store.history(key, limit=100)) for key in keys},
@@ -223,19 +223,19 @@ class StoreCase:
         )
 
     def twin(self) -> StoreCase:
-        """Another scene in the same store, with other names."""
+        """Return another case in the same store, with other names."""
         return StoreCase(self.store, self.harness, new_suffix())
 
 
 def forged(ownership: Ownership) -> Ownership:
-    """The same ownership, shown by somebody who does not know the token."""
+    """Return the same ownership, presented by a caller that does not know the token."""
     return replace(ownership, token=GUESS)
 
 
-async def lost(scene: StoreCase, lease: Lease) -> str | None:
-    """The reason if the lease can not be renewed; None if it was."""
+async def lost(store_case: StoreCase, lease: Lease) -> str | None:
+    """Return the reason if the lease cannot be renewed; None if it was."""
     try:
-        await scene.store.renew(lease)
+        await store_case.store.renew(lease)
     except LeaseLost as error:
         return error.reason
     return None
@@ -248,7 +248,7 @@ class ContractBase:
 
     @pytest.fixture
     def harness(self) -> Harness:
-        """The store under test: to be given by the subclass."""
+        """The store under test: provided by the subclass."""
         raise NotImplementedError("give your subclass of StoreContract a fixture called harness")
 
     @pytest.fixture

@@ -73,4 +73,4 @@ class StoreContract(
     OddNameContract,
     BadInputContract,
 ):
-    """All that a store promises. Subclass it with a name that pytest collects (``Test…``)."""
+    """All guarantees of a store. Subclass it with a name that pytest collects (``Test…``)."""

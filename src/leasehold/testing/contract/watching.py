@@ -1,6 +1,7 @@
-"""Watching: what a renewal tells, so that whoever listens always knows how things are.
+"""Watching: what a renewal returns, so that a watcher always knows the state of the group.
 
-A group that lives at random, from one seed: members come, claim, give, rob, break and go.
+Also a group with a random history, from one seed: members join, claim, hand over, steal, break and
+leave.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 _KEYS = 5
 _MEMBERS = 4
-# How often each step is taken, beside the others.
+# How often each step is taken, relative to the others.
 _WEIGHTS = {
     "join": 3,
     "leave": 1,
@@ -52,25 +53,25 @@ _WEIGHTS = {
 
 
 @dataclass(slots=True)
-class Life:
-    """Steps are taken blindly: many are refused, and refusals are part of life."""
+class RandomGroup:
+    """A group to which random steps happen: many are refused, on purpose."""
 
-    scene: StoreCase
+    store_case: StoreCase
     rng: Random
     keys: list[str]
     leases: list[Lease] = field(default_factory=list)
     ownerships: list[Ownership] = field(default_factory=list)
 
     @classmethod
-    async def begun(cls, scene: StoreCase, rng: Random) -> Life:
-        """Some keys and a first member."""
-        keys = await scene.declared(*map(str, range(_KEYS)))
-        life = cls(scene, rng, keys)
-        await life._join()
-        return life
+    async def begun(cls, store_case: StoreCase, rng: Random) -> RandomGroup:
+        """Declare some keys, and grant a first lease."""
+        keys = await store_case.declared(*map(str, range(_KEYS)))
+        random_group = cls(store_case, rng, keys)
+        await random_group._join()
+        return random_group
 
     async def step(self) -> None:
-        """One step, drawn from all."""
+        """Take one step, drawn from all."""
         name = self.rng.choices([*_WEIGHTS], weights=[*_WEIGHTS.values()])[0]
         with suppress(LeaseLost, UnknownResource):
             await getattr(self, f"_{name}")()
@@ -78,21 +79,21 @@ class Life:
     async def _join(self) -> None:
         units = self.rng.choice([1.0, 2.0, 50.0])
         self.leases = self.leases[-_MEMBERS + 1 :]
-        self.leases.append(await self.scene.member("m", units=units))
+        self.leases.append(await self.store_case.member("m", units=units))
 
     async def _leave(self) -> None:
-        await self.scene.store.revoke(self._somebody())
+        await self.store_case.store.revoke(self._some_lease())
 
     async def _renew(self) -> None:
         info = MemberInfo(host="m", draining=True) if self.rng.random() < 0.3 else None
-        await self.scene.store.renew(self._somebody(), info=info)
+        await self.store_case.store.renew(self._some_lease(), info=info)
 
     async def _claim(self, *, force: bool = False) -> None:
         wanted = [
             KeyClaim(key=each.key, seen_epoch=each.epoch, note=self.rng.choice(["", "begun"]))
             for each in await self._some_keys()
         ]
-        taken = await self.scene.store.claim(self._somebody(), wanted, force=force)
+        taken = await self.store_case.store.claim(self._some_lease(), wanted, force=force)
         self.ownerships = [*self.ownerships, *taken][-2 * _KEYS :]
 
     async def _steal(self) -> None:
@@ -101,12 +102,12 @@ class Life:
     async def _release(self) -> None:
         ended = self._some_ownerships()
         notes = {each.key: "done" for each in ended if self.rng.random() < 0.5}
-        await self.scene.store.release(ended, notes=notes)
+        await self.store_case.store.release(ended, notes=notes)
 
     async def _hand_over(self) -> None:
         units = self.rng.choice([0.0, 1.0, 50.0])
         for ownership in self._some_ownerships():
-            await self.scene.hand_over(ownership, self._somebody(), units=units)
+            await self.store_case.hand_over(ownership, self._some_lease(), units=units)
 
     async def _pass_on(self) -> None:
         tokens = {lease.holder: lease.token for lease in self.leases}
@@ -114,52 +115,54 @@ class Life:
             if each.handed_to in tokens:
                 holder, token = each.handed_to, tokens[each.handed_to]
                 kept = Ownership(key=each.key, epoch=each.epoch, holder=holder, token=token)
-                await self.scene.hand_over(kept, self._somebody(), units=self.rng.choice([1, 50]))
+                await self.store_case.hand_over(
+                    kept, self._some_lease(), units=self.rng.choice([1, 50])
+                )
 
     async def _ask(self) -> None:
         for each in await self._some_keys():
             wanted = KeyClaim(key=each.key, seen_epoch=each.epoch)
-            await self.scene.store.ask(self._somebody(), wanted)
+            await self.store_case.store.ask(self._some_lease(), wanted)
 
     async def _break_(self) -> None:
-        after = self.scene.units(self.rng.choice([0.0, 1.0, 50.0]))
+        after = self.store_case.units(self.rng.choice([0.0, 1.0, 50.0]))
         for each in await self._some_keys():
-            await self.scene.store.break_(each.key, epoch=each.epoch, after=after)
+            await self.store_case.store.break_(each.key, epoch=each.epoch, after=after)
 
     async def _declare(self) -> None:
-        await self.scene.store.declare(self.keys)
+        await self.store_case.store.declare(self.keys)
 
     async def _forget(self) -> None:
-        await self.scene.store.forget([self.rng.choice(self.keys)])
+        await self.store_case.store.forget([self.rng.choice(self.keys)])
 
     async def _checkpoint(self) -> None:
         for ownership in self._some_ownerships():
-            await self.scene.mark(ownership, self.rng.randrange(10))
+            await self.store_case.write_checkpoint(ownership, self.rng.randrange(10))
 
     async def _annotate(self) -> None:
         for ownership in self._some_ownerships():
-            await self.scene.annotate(ownership, f"at {self.rng.randrange(10)}")
+            await self.store_case.annotate(ownership, f"at {self.rng.randrange(10)}")
 
     async def _request_hand_over(self) -> None:
         for each in await self._some_keys():
-            to = self._somebody().holder
-            await self.scene.store.request_hand_over(each.key, epoch=each.epoch, to=to)
+            to = self._some_lease().holder
+            await self.store_case.store.request_hand_over(each.key, epoch=each.epoch, to=to)
 
     async def _request_leave(self) -> None:
-        await self.scene.store.request_leave(self._somebody().holder)
+        await self.store_case.store.request_leave(self._some_lease().holder)
 
     async def _reset(self) -> None:
         position = self.rng.choice([None, Position(sequence_number=self.rng.randrange(10))])
-        await self.scene.store.reset({each.key: position for each in await self._some_keys()})
+        await self.store_case.store.reset({each.key: position for each in await self._some_keys()})
 
     async def _wait(self) -> None:
-        await self.scene.wait(self.rng.choice([0.1, 0.5]))
+        await self.store_case.wait(self.rng.choice([0.1, 0.5]))
 
-    def _somebody(self) -> Lease:
+    def _some_lease(self) -> Lease:
         return self.rng.choice(self.leases)
 
     async def _some_keys(self, most: int = 2) -> list[Resource]:
-        found = list((await self.scene.store.resources(self.scene.group)).values())
+        found = list((await self.store_case.store.resources(self.store_case.group)).values())
         return self.rng.sample(found, min(len(found), self.rng.randint(1, most)))
 
     def _some_ownerships(self) -> list[Ownership]:
@@ -200,7 +203,7 @@ class WatchContract(ContractBase):
         assert _nothing(await scene.store.renew(watcher, since=version))
 
     async def test_refusals_wake_nobody(self, scene: StoreCase) -> None:
-        """What changes nothing is nothing to tell."""
+        """What changes nothing is not reported."""
         _, ownership = await scene.owned()
         watcher = await scene.member("watcher")
         version = (await scene.store.renew(watcher)).version
@@ -247,7 +250,7 @@ class WatchContract(ContractBase):
         assert _nothing(await scene.store.renew(watcher, since=version + 10**6))
 
     async def test_members_come_and_go(self, scene: StoreCase) -> None:
-        """With or without keys; and their words about themselves are passed on."""
+        """With or without keys; and their info is passed on."""
         watcher = await scene.member("watcher")
         version = (await scene.store.renew(watcher)).version
         other = await scene.member("other")
@@ -278,7 +281,7 @@ class WatchContract(ContractBase):
         assert await scene.reasons(ownership.key) == [EndReason.EXPIRED]
 
     async def test_forgotten_keys_are_told_as_such(self, scene: StoreCase) -> None:
-        """A watcher has to take them out of its picture."""
+        """A watcher has to remove them from its view."""
         (key,) = await scene.declared("k")
         watcher = await scene.member("watcher")
         version = (await scene.store.renew(watcher)).version
@@ -313,7 +316,7 @@ class WatchContract(ContractBase):
         assert not await scene.store.resources(scene.group)
 
     async def test_a_holder_of_no_group_hears_of_its_own_keys(self, scene: StoreCase) -> None:
-        """It watches nobody, is seen by nobody, and still learns what it lost."""
+        """It watches no member, is seen by none, and still learns what it lost."""
         (key,) = await scene.declared("k")
         alone = await scene.member("alone", group="")
         version = (await scene.store.renew(alone)).version
@@ -330,7 +333,7 @@ class WatchContract(ContractBase):
         assert alone.holder not in await scene.store.members(scene.group)
 
     async def test_keys_of_an_outsider_that_ran_out_are_told(self, scene: StoreCase) -> None:
-        """Its group is another or none: the key is of this one, and nobody else would look."""
+        """Its group is another or none: the key is of this one, and no other member would check."""
         keys = await scene.declared("x", "y")
         watcher = await scene.member("watcher")
         for key, group in zip(keys, ("", scene.group + "2"), strict=True):
@@ -352,7 +355,7 @@ class WatchContract(ContractBase):
             await _live_and_listen(scene.twin(), Random(100 * seed + number))
 
     async def test_no_change_is_missed_among_many_at_once(self, scene: StoreCase) -> None:
-        """Whoever writes at the same time: a version once told is never filled in later."""
+        """Despite concurrent writes: a version that was returned is never extended."""
         keys = await scene.declared(*map(str, range(4)))
         watcher, view = await scene.member("watcher"), GroupState()
         busy = len(keys)
@@ -381,16 +384,20 @@ def _nothing(changes: Changes) -> bool:
     return (changes.resources, changes.members, changes.ended) == ((), (), ())
 
 
-async def _live_and_listen(scene: StoreCase, rng: Random) -> None:
-    losing = FaultyStore(scene.store, lambda _: Lost.ANSWER if rng.random() < 0.3 else None)
-    life, view, watcher = await Life.begun(scene, rng), GroupState(), await scene.member("watcher")
+async def _live_and_listen(store_case: StoreCase, rng: Random) -> None:
+    faulty = FaultyStore(store_case.store, lambda _: Lost.ANSWER if rng.random() < 0.3 else None)
+    random_group, view, watcher = (
+        await RandomGroup.begun(store_case, rng),
+        GroupState(),
+        await store_case.member("watcher"),
+    )
     for _ in range(_STEPS):
-        await life.step()
+        await random_group.step()
         if rng.random() < 0.5:
-            await _listen(losing.as_store, watcher, view)
-    await _assert_knows(scene, watcher, view)
+            await _listen(faulty.as_store, watcher, view)
+    await _assert_knows(store_case, watcher, view)
     late = GroupState()
-    await _assert_knows(scene, watcher, late)
+    await _assert_knows(store_case, watcher, late)
 
 
 async def _listen(store: Store, watcher: Lease, view: GroupState) -> None:
@@ -400,24 +407,24 @@ async def _listen(store: Store, watcher: Lease, view: GroupState) -> None:
         return
 
 
-async def _assert_knows(scene: StoreCase, watcher: Lease, view: GroupState) -> None:
-    told, shown = await _told_and_shown(scene, watcher, view)
-    # By real time something may run out between the two: then the next answer tells it.
-    for _ in range(0 if scene.harness.exact else 5):
-        if told != shown:
-            told, shown = await _told_and_shown(scene, watcher, view)
-    assert told == shown
+async def _assert_knows(store_case: StoreCase, watcher: Lease, view: GroupState) -> None:
+    reported, shown = await _told_and_shown(store_case, watcher, view)
+    # By real time something may run out between the two: then the next answer reports it.
+    for _ in range(0 if store_case.harness.exact else 5):
+        if reported != shown:
+            reported, shown = await _told_and_shown(store_case, watcher, view)
+    assert reported == shown
 
 
 async def _told_and_shown(
-    scene: StoreCase, watcher: Lease, view: GroupState
+    store_case: StoreCase, watcher: Lease, view: GroupState
 ) -> tuple[object, object]:
     """What the watcher knows after one more answer, and what anybody can read."""
-    await _listen(scene.store, watcher, view)
-    resources = await scene.store.resources(scene.group)
-    members = await scene.store.members(scene.group)
-    told = _bare(view.resources.values(), view.members.values())
-    return told, _bare(resources.values(), members.values())
+    await _listen(store_case.store, watcher, view)
+    resources = await store_case.store.resources(store_case.group)
+    members = await store_case.store.members(store_case.group)
+    reported = _bare(view.resources.values(), view.members.values())
+    return reported, _bare(resources.values(), members.values())
 
 
 def _bare(

@@ -1,13 +1,13 @@
-"""What must never happen, looked for at every step of a simulation.
+"""The invariants, checked at every step of a simulation.
 
-What handlers are given and what comes of it, held against the promises of the processor.
+``Checks`` watches ownership, ``Deliveries`` what handlers are given:
 
 * Every event had its effect before an accepted checkpoint passes it, and in the term of that
   checkpoint.
 * A term begins at its checkpoint; in it the numbers rise without gaps, one call at a time, and
-  none comes twice but after a failure that was told.
-* What was handled in a term that ended in good order never comes again.
-* No handler is started on a host that does not believe in the ownership, or that stands still.
+  no event comes twice except after a failure that was reported.
+* What was handled in a term that ended gracefully never comes again.
+* No handler is started on a host that does not own the key locally, or that is paused.
 * No effect of an older epoch follows one of a newer epoch.
 """
 
@@ -43,18 +43,17 @@ class Change:
 
 
 class Checks:
-    """Watches a simulated world from outside, with a memory of its own.
+    """Watches a simulated world from outside, with its own memory.
 
-    What it finds is noted, not raised: the code under test must not be able to swallow it.
+    What it finds is recorded, not raised: the code under test must not be able to swallow it.
     """
 
     def __init__(self) -> None:
-        """Nothing has happened yet."""
         self.broken: list[str] = []
         self.changes: list[Change] = []
         self.term_began: Callable[[str, int], None] = lambda _key, _epoch: None
         self.term_ended: Callable[[str], None] = lambda _key: None
-        self.accepted: Callable[[CheckpointWrite], None] = lambda _mark: None
+        self.accepted: Callable[[CheckpointWrite], None] = lambda _write: None
         self.writes_accepted = 0
         self.writes_refused = 0
         self.double_s = 0.0
@@ -69,31 +68,31 @@ class Checks:
         if self.broken:
             raise InvariantBroken(self.broken[0])
 
-    def one_believer(self, hosts: Iterable[Host]) -> None:
-        """No two members believe in one key at one moment, each by its own clock."""
-        believers: dict[str, Host] = {}
+    def one_local_owner(self, hosts: Iterable[Host]) -> None:
+        """Check that no two members own one key locally at the same time."""
+        owners: dict[str, Host] = {}
         for host in hosts:
-            for ownership in host.believed():
-                other = believers.setdefault(ownership.key, host)
+            for ownership in host.locally_owned():
+                other = owners.setdefault(ownership.key, host)
                 if other is not host:
                     self.broken.append(
                         f"{ownership.key} has two owners at one moment: {other.name}, {host.name}"
                     )
 
     def works(self, ownership: Ownership, host: str, at_s: float, *, on: bool) -> None:
-        """Note who works on a key, and for how long two do at once: what a steal costs.
+        """Record which hosts work on a key, and for how long two do: the cost of a steal.
 
-        The keeper must be told in turn: opened once per ownership, then closed once.
+        The key handler must be called in turn: opened once per ownership, then closed once.
         """
         key = ownership.key
         workers = self._workers.setdefault(key, set())
-        told = (host, ownership.holder, key, ownership.epoch)
-        if on and (host in workers or told in self._opened):
+        opening = (host, ownership.holder, key, ownership.epoch)
+        if on and (host in workers or opening in self._opened):
             self.broken.append(f"{host} was told twice to begin epoch {ownership.epoch} of {key}")
         if not on and host not in workers:
             self.broken.append(f"{host} was told to stop {key}, on which it does not work")
         if on:
-            self._opened.add(told)
+            self._opened.add(opening)
         (workers.add if on else workers.discard)(host)
         if len(workers) > 1:
             self._double_since.setdefault(key, at_s)
@@ -101,13 +100,13 @@ class Checks:
             self.double_s += at_s - self._double_since.pop(key)
 
     def one_worker(self, key: str, running: Iterable[str]) -> None:
-        """No two hosts that run work on one key at one moment: the keepers were told in time."""
+        """Check that no two running hosts work on one key: the handlers were called in time."""
         workers = sorted(self._workers.get(key, set()) & set(running))
         if len(workers) > 1:
             self.broken.append(f"{key} is worked on by two at once: {', '.join(workers)}")
 
     def backed(self, host: Host, ownership: Ownership, *, by_store: bool) -> None:
-        """Nobody believes in what the store does not grant: belief always ends first."""
+        """Check that the store grants what a host owns locally: local ownership ends first."""
         if not by_store:
             self.broken.append(
                 f"{host.name} believes in epoch {ownership.epoch} of {ownership.key}, "
@@ -115,20 +114,20 @@ class Checks:
             )
 
     def epoch_begins(self, key: str, epoch: int) -> None:
-        """Epochs rise by one, and never fall."""
+        """Check that epochs rise by one, and never fall."""
         last = self._epochs.get(key, 0)
         if epoch != last + 1:
             self.broken.append(f"{key}: epoch {epoch} follows epoch {last}")
         self._epochs[key] = epoch
 
     def epoch_reset(self, key: str, epoch: int) -> None:
-        """A reset is an epoch of its own, and the one way back for a checkpoint."""
+        """Note a reset: an epoch without an owner, and the one way back for a checkpoint."""
         self.epoch_begins(key, epoch)
         self._written.pop(key, None)
 
-    def write_accepted(self, mark: CheckpointWrite) -> None:
-        """No write by an older epoch is accepted once there was a newer one, and none goes back."""
-        key, epoch, position = mark.ownership.key, mark.ownership.epoch, mark.position
+    def write_accepted(self, write: CheckpointWrite) -> None:
+        """Check that no write of an older epoch is accepted after a newer one; none goes back."""
+        key, epoch, position = write.ownership.key, write.ownership.epoch, write.position
         now = self._epochs.get(key, 0)
         if epoch < now:
             self.broken.append(f"{key}: a write of epoch {epoch} was accepted in epoch {now}")
@@ -136,56 +135,55 @@ class Checks:
             self.broken.append(f"{key}: the checkpoint went back to {position.sequence_number}")
         self._written[key] = position
         self.writes_accepted += 1
-        self.accepted(mark)
+        self.accepted(write)
 
 
 class CheckedRegistry(Registry):
-    """The real registry, with the checks looking on."""
+    """The real registry, with the checks watching. ``time_s`` is its clock, for the record."""
 
     def __init__(self, checks: Checks, time_s: Callable[[], float]) -> None:
-        """An empty registry whose clock, for the record, is ``time_s``."""
         super().__init__()
         self.checks = checks
         self._time_s = time_s
 
     def begin_term(self, row: ResourceRow, claimer: LeaseRow, wall: datetime) -> None:
-        """Begin a term, and note it."""
+        """Begin a term, and record it."""
         super().begin_term(row, claimer, wall)
         self.checks.epoch_begins(row.key, row.epoch)
         self.checks.term_began(row.key, row.epoch)
         self._note(row)
 
     def reset_term(self, row: ResourceRow, wall: datetime) -> None:
-        """Reset a key, and note it."""
+        """Reset a key, and record it."""
         super().reset_term(row, wall)
         self.checks.epoch_reset(row.key, row.epoch)
 
     def end_term(self, row: ResourceRow, reason: EndReason, wall: datetime) -> None:
-        """End a term, and note it."""
+        """End a term, and record it."""
         super().end_term(row, reason, wall)
         self._note(row)
         self.checks.term_ended(row.key)
 
     def lease_of(self, holder: str) -> Lease | None:
-        """The lease of a holder, token and all: a simulation may act in anybody's name."""
+        """Return the lease of a holder with its token: a simulation may act for any holder."""
         row = self._leases.get(holder)
         return row.lease if row else None
 
     def stored(self, key: str) -> int:
-        """The last event that the checkpoint of a key says is done; -1: none."""
+        """Return the last event that the checkpoint of a key covers; -1: none."""
         checkpoint = self._checkpoints.get(key)
         return -1 if checkpoint is None else checkpoint.position.sequence_number
 
     def forget_checkpoint(self, key: str) -> None:
-        """For a mutant: nobody remembers how far a key had come."""
+        """Remove the checkpoint of a key, for a mutant."""
         self._checkpoints.pop(key, None)
 
     def end_what_is_over(self, group: str, now: float, wall: datetime) -> None:
-        """For a mutant: judge the leases of a group by another clock."""
+        """Judge the leases of a group by another clock, for a mutant."""
         self._settle_group(self._group(group), now, wall)
 
     def backs(self, ownership: Ownership, now: float) -> bool:
-        """Whether this ownership is in force."""
+        """Return whether this ownership is in force."""
         row = self._resources[ownership.key]
         held = self._state(row, now) in (State.LEASED, State.BREAKING)
         return held and self._proves(row, ownership)
@@ -193,13 +191,13 @@ class CheckedRegistry(Registry):
     def checkpoint(
         self, marks: Sequence[CheckpointWrite], now: float, wall: datetime
     ) -> Mapping[str, Refusal]:
-        """Write, and note what was accepted."""
+        """Write, and record what was accepted."""
         refused = super().checkpoint(marks, now, wall)
-        for mark in marks:
-            if mark.ownership.key in refused:
+        for write in marks:
+            if write.ownership.key in refused:
                 self.checks.writes_refused += 1
             else:
-                self.checks.write_accepted(mark)
+                self.checks.write_accepted(write)
         return refused
 
     def _note(self, row: ResourceRow) -> None:
@@ -208,7 +206,7 @@ class CheckedRegistry(Registry):
 
 @dataclass(slots=True, kw_only=True)
 class _KeyTerm:
-    """One ownership of one key. ``done``: the last event handled; ``effect``: that is outside."""
+    """One ownership of one key. ``done``: last event handled; ``effect``: last in the sink."""
 
     key: str
     epoch: int
@@ -216,42 +214,41 @@ class _KeyTerm:
     effect: int
     first: int | None = None
     last: int = -1
-    asked: set[int] = field(default_factory=set)
+    requested: set[int] = field(default_factory=set)
     calls: int = 0
     failed: bool = False
     used: bool = False
 
 
 class Deliveries:
-    """Notes every call of every handler. What is wrong is added to ``checks.broken``."""
+    """Records every call of every handler. What is wrong is added to ``checks.broken``."""
 
     def __init__(self, checks: Checks) -> None:
-        """Nothing has happened yet."""
-        self.begun_calls = 0
+        self.calls_begun = 0
         self.repeated = 0
         self.orderly = 0
-        self.tell: Callable[[str], None] | None = None
+        self.trace: Callable[[str], None] | None = None
         self._checks = checks
         self._terms: dict[tuple[str, int], _KeyTerm] = {}
-        self._outside: dict[str, bytearray] = {}
+        self._effects: dict[str, bytearray] = {}
         self._prefix: dict[str, int] = {}
         self._newest: dict[str, int] = {}
         self._sealed: dict[str, tuple[int, int]] = {}
 
     def complete_until(self, key: str) -> int:
-        """The last event of the unbroken row, from the first one on, that has had its effect."""
+        """Return the last event of the unbroken series, from the first on, with its effect."""
         return self._prefix.get(key, -1)
 
     # ----------------------------------------------------------- the store
 
     def term_began(self, key: str, epoch: int, stored: int) -> None:
-        """A term began in the store: from now on only its owner moves the checkpoint."""
+        """Record a term: from now on only its owner moves the checkpoint."""
         self._terms[key, epoch] = _KeyTerm(key=key, epoch=epoch, done=stored, effect=stored)
 
-    def accepted(self, mark: CheckpointWrite) -> None:
-        """The store has accepted a checkpoint."""
-        key, epoch = mark.ownership.key, mark.ownership.epoch
-        number = mark.position.sequence_number
+    def accepted(self, write: CheckpointWrite) -> None:
+        """Check a checkpoint that the store has accepted."""
+        key, epoch = write.ownership.key, write.ownership.epoch
+        number = write.position.sequence_number
         term = self._terms[key, epoch]
         if number > self.complete_until(key):
             self._broken(f"{key}: a checkpoint at {number} passes events that nobody has handled")
@@ -263,14 +260,14 @@ class Deliveries:
     # -------------------------------------------------------- the handlers
 
     def begun(self, host: Host, key: str, epoch: int, first: int, last: int) -> None:
-        """A handler was called."""
-        self.begun_calls += 1
-        if self.tell is not None:
-            self.tell(f"{host.name} handles {first} to {last} of {key} epoch {epoch}")
+        """Check a call of a handler."""
+        self.calls_begun += 1
+        if self.trace is not None:
+            self.trace(f"{host.name} handles {first} to {last} of {key} epoch {epoch}")
         held = host.member.holds(key) if host.member else None
         if held is None or held.epoch != epoch:
             self._broken(f"{host.name} began to handle {key}, which it does not hold ({epoch})")
-        if host.stands_still:
+        if host.is_stopped:
             self._broken(f"{host.name} began to handle {key} while it stood still")
         term = self._terms[key, epoch]
         if term.calls:
@@ -286,39 +283,39 @@ class Deliveries:
         term.calls += 1
         term.first, term.last, term.failed, term.used = first, last, False, True
 
-    def asks(self, key: str, epoch: int, number: int) -> None:
-        """The handler is about to write a checkpoint of its own."""
-        self._terms[key, epoch].asked.add(number)
+    def checkpoint_requested(self, key: str, epoch: int, number: int) -> None:
+        """Record that the handler is about to write its own checkpoint."""
+        self._terms[key, epoch].requested.add(number)
 
     def has_effect(self, key: str, epoch: int, last: int) -> None:
-        """The handler knows that its events up to this one are outside."""
+        """Record that the handler knows that its events up to this one are in the sink."""
         term = self._terms[key, epoch]
         term.effect = max(term.effect, last)
 
-    def ended(self, key: str, epoch: int, *, well: bool) -> None:
-        """The handler has returned, or raised, or was cancelled."""
+    def ended(self, key: str, epoch: int, *, succeeded: bool) -> None:
+        """Record that the handler has returned, raised, or was cancelled."""
         term = self._terms[key, epoch]
         term.calls -= 1
-        if well:
+        if succeeded:
             term.done, term.first = term.last, None
-            term.asked.clear()
+            term.requested.clear()
 
     def failed(self, key: str, epoch: int) -> None:
-        """It was told that the handler has failed: the events may come again."""
+        """Record a reported failure of the handler: the events may come again."""
         self._terms[key, epoch].failed = True
 
     def effect(self, key: str, epoch: int, first: int, last: int) -> None:
-        """A sink has accepted events."""
+        """Check events that a sink has accepted."""
         newest = self._newest.get(key, 0)
         if epoch < newest:
             self._broken(f"{key}: an effect of epoch {epoch} after one of epoch {newest}")
         self._newest[key] = max(epoch, newest)
-        there = self._outside.setdefault(key, bytearray(MAX_EVENTS + 1))
-        there[first : last + 1] = b"\x01" * (last + 1 - first)
-        self._prefix[key] = there.find(0, self.complete_until(key) + 1) - 1
+        done = self._effects.setdefault(key, bytearray(MAX_EVENTS + 1))
+        done[first : last + 1] = b"\x01" * (last + 1 - first)
+        self._prefix[key] = done.find(0, self.complete_until(key) + 1) - 1
 
     def drained(self, ownership: Ownership, stored: int) -> None:
-        """The work says that it has stopped in good order: all of it must be written down."""
+        """Check that all work of a gracefully ended term is stored."""
         key, epoch = ownership.key, ownership.epoch
         term = self._terms[key, epoch]
         self.orderly += 1
@@ -350,7 +347,7 @@ class Deliveries:
                 )
         elif not term.failed:
             self._broken(f"{term.key}: event {first} came twice, and nothing had failed")
-        elif first != term.first and first - 1 not in term.asked:
+        elif first != term.first and first - 1 not in term.requested:
             self._broken(
                 f"{term.key}: event {first} came after the failure at {term.first} in epoch "
                 f"{term.epoch}"

@@ -1,13 +1,13 @@
-"""One bad day per seed: faults of all kinds, then calm, then the promise of balance is called in.
+"""Fault injection, one run per seed: faults, then none, then the balance is checked.
 
-Phase 1, *storm*: hosts crash, pause for longer than their lease, join and leave; messages are
-late, lost, doubled; the store goes away. Nothing unsafe may happen, at any step.
+Phase 1: hosts crash, pause for longer than their lease, join and leave; messages are late, lost,
+duplicated; the store becomes unavailable. Nothing unsafe may happen, at any step.
 
-Phase 2, *calm*: the faults stop. As soon as only living members have leases and nothing is on its
-way any more, all keys must be owned and even within 2 cycles, with the fewest moves.
+Phase 2: the faults stop. As soon as only living members have leases and nothing is in flight, all
+keys must be owned and even within 2 cycles, with the fewest moves.
 
-Phase 3, *one change*: a host joins, leaves or dies in calm weather; again 2 cycles (after the
-lease of a dead one has ended), again the fewest moves.
+Phase 3: one host joins, leaves or crashes without other faults; again 2 cycles (after the lease of
+a crashed one has ended), again the fewest moves.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from leasehold.core.balance import Snapshot, min_moves
 from leasehold.core.lease_timing import LeaseTiming
 from leasehold.model import KeyClaim
 from leasehold.testing.sim.checks import InvariantBroken
-from leasehold.testing.sim.faults import CALM, stormy
+from leasehold.testing.sim.faults import NO_FAULTS, draw_fault_rates
 from leasehold.testing.sim.loop import run_simulated
 from leasehold.testing.sim.scenario import joining, leaving, moves_since
 from leasehold.testing.sim.world import Setting, World
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from leasehold.model import MemberInfo
 
 _CYCLES_TO_BALANCE = 2
-_LONGEST_TO_CALM_S = 240.0
+_MAX_SETTLE_S = 240.0
 _STEP_S = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Day:
-    """What a seed led to: equal in every run of the same seed. ``story`` digests every step."""
+class FaultRun:
+    """The result of a seed: equal in every run. ``story`` digests every step."""
 
     seed: int
     hosts: int
@@ -51,19 +51,18 @@ class Day:
     story: str
 
 
-def run_day(seed: int, *, tell: Callable[[str], None] | None = None) -> Day:
-    """Live through one seed; ``tell`` is told what happens, step by step.
+def run_faults(seed: int, *, trace: Callable[[str], None] | None = None) -> FaultRun:
+    """Run one seed; ``trace`` is called with each step, as text.
 
-    Raises:
-        InvariantBroken: with the seed, which repeats it exactly.
+    Raises ``InvariantBroken`` with the seed, which repeats the run exactly.
     """
     try:
-        return run_simulated(_day(seed, tell))
+        return run_simulated(_run_phases(seed, trace))
     except InvariantBroken as broken:
         raise InvariantBroken(f"seed {seed}: {broken}") from broken
 
 
-async def _day(seed: int, tell: Callable[[str], None] | None) -> Day:
+async def _run_phases(seed: int, trace: Callable[[str], None] | None) -> FaultRun:
     world = World(Setting(seed=seed, partitions=1))
     rng = world.rng
     lease_s = rng.choice((6.0, 10.0, 15.0))
@@ -71,21 +70,21 @@ async def _day(seed: int, tell: Callable[[str], None] | None) -> Day:
         world.setting,
         partitions=rng.randint(1, 24),
         timing=LeaseTiming.of(lease=timedelta(seconds=lease_s)),
-        rates=stormy(rng),
+        rates=draw_fault_rates(rng),
     )
-    world = World(setting, tell=tell)
+    world = World(setting, trace=trace)
     world.rng = rng
     try:
-        await storm(world, lease_s)
-        world.calm_down()
-        world.tell("the faults stop")
-        await calm(world)
-        await balanced_soon(world, world.snapshot(), "after the storm")
-        await balanced_soon(world, await one_change(world), "after one change")
+        await inject_faults(world, lease_s)
+        world.stop_faults()
+        world.trace("the faults stop")
+        await wait_for_faults_to_end(world)
+        await check_balanced_soon(world, world.snapshot(), "after the faults")
+        await check_balanced_soon(world, await change_one_host(world), "after one change")
     finally:
         await world.end()
-    world.look()
-    return Day(
+    world.check()
+    return FaultRun(
         seed=seed,
         hosts=len(world.hosts),
         partitions=len(world.keys),
@@ -98,7 +97,7 @@ async def _day(seed: int, tell: Callable[[str], None] | None) -> Day:
 
 
 def _digest(world: World) -> str:
-    """All changes of owner with their moments, and all calls, in a few characters."""
+    """Return all changes of owner with their times, and all calls, in a few characters."""
     # Counts without the names of the calls: a new name is not another story.
     calls = [sorted(host.member.calls.values()) for host in world.hosts if host.member]
     text = repr([(c.at_s, c.key, c.holder) for c in world.checks.changes]) + repr(calls)
@@ -108,14 +107,16 @@ def _digest(world: World) -> str:
 # ------------------------------------------------------------------- phase 1
 
 
-async def storm(world: World, lease_s: float, *, max_hosts: int = 6, max_steps: int = 12) -> None:
-    """Let things happen, one after the other, to a few hosts."""
+async def inject_faults(
+    world: World, lease_s: float, *, max_hosts: int = 6, max_steps: int = 12
+) -> None:
+    """Inject faults, one after the other, into a few hosts."""
     rng = world.rng
     for _ in range(rng.randint(1, max_hosts)):
         _start(world)
     for _ in range(rng.randint(3, max_steps)):
         await world.pass_time(rng.uniform(0.0, lease_s))
-        await _happen(world, lease_s)
+        await _inject_one(world, lease_s)
     await world.pass_time(rng.uniform(0.0, 2 * lease_s))
 
 
@@ -127,16 +128,16 @@ def _start(world: World) -> None:
         drain_timeout_s=rng.choice((1.0, 30.0)),
     )
     if rng.random() < 0.05:
-        # A network that only sends: its requests arrive, and no answer ever comes back.
+        # A one-way network: its requests arrive, and no answer ever comes back.
         host.rates = replace(host.rates, answer_lost=1.0)
 
 
-async def _happen(world: World, lease_s: float) -> None:
+async def _inject_one(world: World, lease_s: float) -> None:
     rng, running = world.rng, world.running
     what = rng.choice(
         ("start", "crash", "drain", "pause", "outage", "break", "ask", "restart", "roll")
     )
-    world.tell(f"-- {what}")
+    world.trace(f"-- {what}")
     if what == "start" or len(running) < 2:
         _start(world)
     elif what in ("crash", "restart"):
@@ -163,7 +164,7 @@ async def _happen(world: World, lease_s: float) -> None:
 
 
 def _ask(world: World, rng: random.Random) -> None:
-    """Somebody asks for a key of another, through an operator's tool."""
+    """Ask for another holder's key, as an operator's tool does."""
     server, registry = world.server, world.registry
     resource = registry.resources(world.group, server.now())[rng.choice(world.keys)]
     lease = registry.lease_of(
@@ -175,7 +176,7 @@ def _ask(world: World, rng: random.Random) -> None:
 
 
 def _break(world: World, rng: random.Random, lease_s: float) -> None:
-    """An operator breaks an ownership, leaving its holder the time to learn of it."""
+    """Break an ownership as an operator does; its holder has the time to learn of it."""
     server = world.server
     key = rng.choice(world.keys)
     epoch = server.registry.resources(world.group, server.now())[key].epoch
@@ -185,31 +186,27 @@ def _break(world: World, rng: random.Random, lease_s: float) -> None:
 # ------------------------------------------------------------------- phase 2
 
 
-async def calm(world: World) -> None:
-    """Wait until nothing of the storm is left: no late message, no lease of a dead host."""
+async def wait_for_faults_to_end(world: World) -> None:
+    """Wait until no effect of the faults is left: no late message, no expired host."""
     if not world.running:
         world.start()
-    # A message of the storm may still be on its way for this long, and be followed by its copy.
-    await world.pass_time(2 * world.setting.rates.longest_delay_s)
-    await settled(world)
+    # A message may still be in flight for this long, and be followed by its copy.
+    await world.pass_time(2 * world.setting.rates.max_delay_s)
+    await wait_until_settled(world)
 
 
-async def settled(world: World) -> None:
-    """Wait until only living members have leases, and nothing is on its way.
-
-    Raises:
-        InvariantBroken: that takes too long.
-    """
+async def wait_until_settled(world: World) -> None:
+    """Wait until only living members have leases, and nothing is in flight."""
     waited_s = 0.0
-    while not _quiet(world):
+    while not _is_settled(world):
         await world.pass_time(_STEP_S)
         waited_s += _STEP_S
-        if waited_s > _LONGEST_TO_CALM_S:
-            raise InvariantBroken(f"no calm {_LONGEST_TO_CALM_S:g} s after the faults stopped")
+        if waited_s > _MAX_SETTLE_S:
+            raise InvariantBroken(f"no calm {_MAX_SETTLE_S:g} s after the faults stopped")
 
 
-def _quiet(world: World) -> bool:
-    """Whether the members in the store are the living ones, and nobody is in mid-cycle."""
+def _is_settled(world: World) -> bool:
+    """Return whether the store's members are the living ones, and none is in mid-cycle."""
     if not world.running:
         world.start()
         return False
@@ -228,12 +225,8 @@ def _quiet(world: World) -> bool:
     )
 
 
-async def balanced_soon(world: World, before: Snapshot, when: str) -> None:
-    """Demand the balance within two cycles, with the fewest moves.
-
-    Raises:
-        InvariantBroken: it is not there, or cost more.
-    """
+async def check_balanced_soon(world: World, before: Snapshot, when: str) -> None:
+    """Check that the group is balanced within two cycles, with the fewest moves."""
     begun = len(world.checks.changes)
     fewest = min_moves(before)
     await world.pass_time(_CYCLES_TO_BALANCE * world.setting.timing.renew_s * 1.06 + 1.0)
@@ -247,7 +240,7 @@ async def balanced_soon(world: World, before: Snapshot, when: str) -> None:
 
 
 def _all_placed(snapshot: Snapshot) -> bool:
-    """Whether every key has its owner at work, as far as the members' limits allow."""
+    """Return whether every key has an owner, as far as the members' limits allow."""
     free = [r for r in snapshot.resources.values() if r.holder not in snapshot.members]
     return not free or not _room(snapshot)
 
@@ -264,9 +257,9 @@ def _room(snapshot: Snapshot) -> bool:
 # ------------------------------------------------------------------- phase 3
 
 
-async def one_change(world: World) -> Snapshot:
-    """One host joins, leaves or dies; wait only as long as its lease must be waited for."""
-    world.rates = CALM
+async def change_one_host(world: World) -> Snapshot:
+    """Let one host join, leave or crash; wait no longer than for its lease."""
+    world.rates = NO_FAULTS
     what = world.rng.choice(("join", "drain", "crash"))
     host = world.rng.choice(world.running)
     if what == "join" or len(world.running) == 1:

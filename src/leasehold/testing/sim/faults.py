@@ -1,4 +1,4 @@
-"""What goes wrong, how often and for how long; all of it drawn from one generator."""
+"""Which faults are injected, how often and for how long; all drawn from one generator."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultRates:
-    """How likely each fault is, per call or per step. All zero is a perfect world."""
+    """How likely each fault is, per call or per step. All zero: no faults."""
 
     request_lost: float = 0.0
     answer_lost: float = 0.0
@@ -21,20 +21,20 @@ class FaultRates:
     duplicated: float = 0.0
     pause: float = 0.0
     latency_s: float = 0.02
-    longest_delay_s: float = 25.0
-    longest_pause_s: float = 30.0
+    max_delay_s: float = 25.0
+    max_pause_s: float = 30.0
     clock_rate_error: float = 0.0
     drain_s: float = 0.0
 
 
-CALM = FaultRates()
+NO_FAULTS = FaultRates()
 
 
-def stormy(rng: random.Random) -> FaultRates:
-    """A bad day: each kind of fault at a rate of its own, some days without some of them."""
+def draw_fault_rates(rng: random.Random) -> FaultRates:
+    """Draw a rate for each kind of fault; some kinds are left out."""
 
-    def rate(most: float) -> float:
-        return rng.uniform(0.0, most) if rng.random() < 0.7 else 0.0
+    def rate(max_rate: float) -> float:
+        return rng.uniform(0.0, max_rate) if rng.random() < 0.7 else 0.0
 
     return FaultRates(
         request_lost=rate(0.1),
@@ -52,10 +52,10 @@ def stormy(rng: random.Random) -> FaultRates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkRates:
-    """What goes wrong in the work on a partition: at the source, in handlers, at the sink.
+    """The faults in the work on a partition: at the source, in handlers, at the sink.
 
-    ``slow_s`` is the longest time that a slow handler takes, ``late_s`` the longest time that a
-    message to the source or the sink is on its way.
+    ``slow_s``: maximum time of a slow handler. ``late_s``: maximum delay of a message to the source
+    or the sink.
     """
 
     source_fails: float = 0.0
@@ -69,14 +69,14 @@ class WorkRates:
     usual_s: float = 0.02
 
 
-CALM_WORK = WorkRates(own_checkpoints=0.1)
+NO_WORK_FAULTS = WorkRates(own_checkpoints=0.1)
 
 
-def stormy_work(rng: random.Random, lease_s: float) -> WorkRates:
-    """A bad day for handlers: some take longer than the lease of their host lasts."""
+def draw_work_rates(rng: random.Random, lease_s: float) -> WorkRates:
+    """Draw the faults of handlers: some take longer than their host's lease lasts."""
 
-    def rate(most: float) -> float:
-        return rng.uniform(0.0, most) if rng.random() < 0.7 else 0.0
+    def rate(max_rate: float) -> float:
+        return rng.uniform(0.0, max_rate) if rng.random() < 0.7 else 0.0
 
     return WorkRates(
         source_fails=rate(0.15),
@@ -91,8 +91,8 @@ def stormy_work(rng: random.Random, lease_s: float) -> WorkRates:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fate:
-    """What becomes of one call. None: that message never arrives."""
+class CallFaults:
+    """The faults of one call. None: that message never arrives."""
 
     request_s: float | None
     answer_s: float | None
@@ -100,22 +100,22 @@ class Fate:
     refused: bool = False
 
 
-def draw_fate(rates: FaultRates, rng: random.Random) -> Fate:
-    """The fate of one call."""
+def draw_call_faults(rates: FaultRates, rng: random.Random) -> CallFaults:
+    """Draw the faults of one call."""
 
     def transit(late: float) -> float:
         usual = rng.uniform(0.0, rates.latency_s)
         if late and rng.random() < late:
-            return usual + rng.uniform(0.0, rates.longest_delay_s)
+            return usual + rng.uniform(0.0, rates.max_delay_s)
         return usual
 
     if rates.refused and rng.random() < rates.refused:
-        return Fate(request_s=None, answer_s=transit(0.0), refused=True)
+        return CallFaults(request_s=None, answer_s=transit(0.0), refused=True)
     request_lost = rates.request_lost and rng.random() < rates.request_lost
     answer_lost = rates.answer_lost and rng.random() < rates.answer_lost
     duplicated = rates.duplicated and rng.random() < rates.duplicated
-    return Fate(
+    return CallFaults(
         request_s=None if request_lost else transit(rates.late_request),
         answer_s=None if answer_lost else transit(rates.late_answer),
-        again_s=rng.uniform(0.0, rates.longest_delay_s) if duplicated else None,
+        again_s=rng.uniform(0.0, rates.max_delay_s) if duplicated else None,
     )

@@ -1,8 +1,8 @@
 """A simulated host: its own clock, its own pauses, and the member that runs on it.
 
-Code on a host runs only when the host does. After every wait, whatever it was for, the host's
-gate is passed: while the host is paused nothing there moves on, though its clock does. A pause
-between two statements of the real program looks just so from outside.
+Code on a host runs only when the host does. After every wait it passes the host's gate: while the
+host is paused nothing there proceeds, though its clock does. From outside, that looks like a pause
+of the real program between two statements.
 """
 
 from __future__ import annotations
@@ -30,20 +30,19 @@ HOST: ContextVar[Host] = ContextVar("the host that runs")
 
 
 class Host:
-    """One process on one machine."""
+    """One process on one machine, just started."""
 
     def __init__(self, name: str, *, rng: random.Random, rates: FaultRates) -> None:
-        """A host that has just been started."""
         error = rates.clock_rate_error
         self.name = name
         self.rates = rates
         self.rng = rng
         self.running = True
         self.member: Member | None = None
-        self.keeper: HostKeyHandler | None = None
+        self.key_handler: HostKeyHandler | None = None
         self.task: asyncio.Task[None] | None = None
         self.clock_rate = 1.0 + rng.uniform(-error, error)
-        # Nobody's clock shows the same time, and none is right.
+        # Every clock shows another time, and none is right.
         self.clock_offset_s = rng.uniform(0.0, 1e6)
         self.wall_error_s = rng.uniform(-60.0, 60.0) if error else 0.0
         self._pauses_s = 0.0
@@ -60,58 +59,57 @@ class Host:
         self._paused_until_s = until_s
 
     def new_identity(self) -> tuple[str, str]:
-        """The suffix of a new holder id, and a new token."""
+        """Return the suffix of a new holder id, and a new token."""
         return f"{self.rng.getrandbits(32):08x}", f"{self.rng.getrandbits(128):032x}"
 
-    def believed(self) -> list[Ownership]:
-        """What the member would act upon if it ran at this moment."""
+    def locally_owned(self) -> list[Ownership]:
+        """Return what the member would act upon if it ran now."""
         return self.member.held() if self.running and self.member else []
 
     @property
     def paused(self) -> bool:
-        """Whether it stands still now."""
+        """Whether it is paused now."""
         return self._paused_until_s > asyncio.get_running_loop().time()
 
     @property
-    def stands_still(self) -> bool:
-        """Whether it has been paused for some time: no code of its own may run now."""
+    def is_stopped(self) -> bool:
+        """Whether it has been paused for some time: none of its code may run now."""
         return self.paused and self._paused_since_s < asyncio.get_running_loop().time()
 
     @property
-    def stood_still_s(self) -> float:
-        """How long it has been paused, all in all, until now."""
+    def paused_total_s(self) -> float:
+        """How long it has been paused in total until now, in seconds."""
         left_s = max(0.0, self._paused_until_s - asyncio.get_running_loop().time())
         return self._pauses_s - left_s
 
     async def gate(self) -> None:
-        """Wait until the host runs; now and then it is stopped right here."""
+        """Wait until the host runs; at random, pause it here."""
         if self.rates.pause and self.rng.random() < self.rates.pause:
-            self.pause(self.rng.uniform(0.0, self.rates.longest_pause_s))
+            self.pause(self.rng.uniform(0.0, self.rates.max_pause_s))
         loop = asyncio.get_running_loop()
         while (left_s := self._paused_until_s - loop.time()) > 0:
-            # A pause may be lengthened while it lasts, so look again.
+            # A pause may be lengthened while it lasts, so check again.
             await simulated_sleep(left_s)
 
 
 class HostClock:
-    """The host's clock: it runs a little fast or slow, and it does not stop in a pause."""
+    """The host's clock: a little fast or slow, and not stopped by a pause."""
 
     def __init__(self, host: Host) -> None:
-        """The clock of ``host``."""
         self.host = host
 
     @property
     def slice_s(self) -> float:
-        """See ``Clock``: timers here go by the host's clock."""
+        """Infinite: timers here follow the host's clock."""
         return math.inf
 
     def boottime_s(self) -> float:
-        """Seconds by this host's clock."""
+        """Return the seconds of this host's clock."""
         host = self.host
         return host.clock_offset_s + asyncio.get_running_loop().time() * host.clock_rate
 
     def utc_now(self) -> datetime:
-        """This host's wall clock, which may be wrong."""
+        """Return this host's wall clock, which may be wrong."""
         elapsed_s = asyncio.get_running_loop().time() + self.host.wall_error_s
         return START + timedelta(seconds=elapsed_s)
 
@@ -121,7 +119,7 @@ class HostClock:
         await self.host.gate()
 
     async def bounded(self, answer: Awaitable[T], *, seconds: float) -> T:
-        """Await for a while by this host's clock."""
+        """Await with a timeout by this host's clock."""
         try:
             async with asyncio.timeout(seconds / self.host.clock_rate):
                 result = await answer
@@ -133,20 +131,21 @@ class HostClock:
 
 
 class HostKeyHandler:
-    """Work on keys that takes some time to stop, and notes what it was told."""
+    """A key handler whose work takes some time to stop; it calls ``on_key_event``."""
 
-    def __init__(self, host: Host, notice: Callable[[Host, str, Ownership, str], None]) -> None:
-        """A keeper that passes everything on to ``notice``."""
+    def __init__(
+        self, host: Host, on_key_event: Callable[[Host, str, Ownership, str], None]
+    ) -> None:
         self._host = host
-        self._notice = notice
+        self._on_key_event = on_key_event
 
     def opened(self, ownership: Ownership) -> None:
-        """See ``Keeper``."""
-        self._notice(self._host, "opened", ownership, "")
+        """Report that the key was opened."""
+        self._on_key_event(self._host, "opened", ownership, "")
 
     def drain(self, ownership: Ownership) -> bool:
-        """See ``Keeper``."""
-        self._notice(self._host, "drain", ownership, "")
+        """Report the request, and stop after a random time."""
+        self._on_key_event(self._host, "drain", ownership, "")
         drain_s = self._host.rates.drain_s and self._host.rng.uniform(0, self._host.rates.drain_s)
         if not drain_s:
             return True
@@ -154,8 +153,8 @@ class HostKeyHandler:
         return False
 
     def closed(self, ownership: Ownership, reason: str) -> None:
-        """See ``Keeper``."""
-        self._notice(self._host, "closed", ownership, reason)
+        """Report that the key was closed."""
+        self._on_key_event(self._host, "closed", ownership, reason)
 
     def _drained(self, ownership: Ownership) -> None:
         host = self._host

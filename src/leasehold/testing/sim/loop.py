@@ -13,12 +13,12 @@ T = TypeVar("T")
 
 
 class _NoInput(selectors.SelectSelector):
-    """Waiting for input becomes moving the clock: in a simulation there is no input."""
+    """Moves the clock instead of waiting for input: in a simulation there is none."""
 
     now_s = 0.0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """Let ``timeout`` seconds pass at once."""
+        """Let ``timeout`` seconds pass, in no time."""
         if timeout is None:
             raise RuntimeError("the simulation stands still: every task waits for another")
         self.now_s += max(0.0, timeout)
@@ -26,15 +26,14 @@ class _NoInput(selectors.SelectSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """A loop on simulated seconds, from 0."""
+    """An event loop on simulated seconds, from 0."""
 
     def __init__(self) -> None:
-        """Start at second 0."""
         self._input = _NoInput()
         super().__init__(self._input)
 
     def time(self) -> float:
-        """Simulated seconds."""
+        """Return the simulated seconds."""
         return self._input.now_s
 
 
@@ -44,6 +43,6 @@ async def simulated_sleep(seconds: float) -> None:
 
 
 def run_simulated(main: Coroutine[Any, Any, T]) -> T:
-    """Run ``main`` to its end on a loop of its own, in no time."""
+    """Run ``main`` to its end on its own loop, in no time."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(main)

@@ -1,4 +1,4 @@
-"""Ownership over time, as a picture: in the terminal, and as SVG."""
+"""Draws ownership over time: as sparklines for the terminal, and as SVG."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _LEGEND_COLUMNS, _LEGEND_ROW, _TICK_GAP = 8, 18, 60
 
 
 def host_of(holder: str) -> str:
-    """The host's name inside a holder id."""
+    """Return the host's name inside a holder id."""
     return holder.rsplit("-", 2)[0]
 
 
 def window(run: ScenarioRun) -> tuple[float, float]:
-    """The seconds worth looking at."""
+    """Return the first and the last second to draw."""
     return max(0.0, run.began_s - _MARGIN_S), run.ended_s + _MARGIN_S
 
 
 def sparklines(run: ScenarioRun, *, columns: int) -> list[tuple[str, str, int]]:
-    """For each host: its name, how much it owned over time, and how much at the end."""
+    """Return for each host its name, how much it owned over time, and at the end."""
     began_s, ended_s = window(run)
     step_s = (ended_s - began_s) / columns
     moments = [began_s + step_s * (column + 1) for column in range(columns)]
@@ -39,13 +39,13 @@ def sparklines(run: ScenarioRun, *, columns: int) -> list[tuple[str, str, int]]:
         first, last = bisect_right(moments, since_s), bisect_right(moments, until_s)
         for column in range(first, last):
             counts[host][column] += 1
-    most = max(max(row) for host, row in counts.items() if host) or 1
-    lines = [(host, _line(counts[host], most), counts[host][-1]) for host in run.hosts]
-    return [*lines, ("no owner", _line(counts[""], most), counts[""][-1])]
+    max_count = max(max(row) for host, row in counts.items() if host) or 1
+    lines = [(host, _line(counts[host], max_count), counts[host][-1]) for host in run.hosts]
+    return [*lines, ("no owner", _line(counts[""], max_count), counts[""][-1])]
 
 
 def svg(run: ScenarioRun) -> str:
-    """One lane per key, coloured by owner; white where nobody owned it."""
+    """Return an SVG with one row per key, coloured by owner; white where it had none."""
     began_s, ended_s = window(run)
     scale = (_SVG_WIDTH - _LEFT - 10) / (ended_s - began_s)
     lane = _SVG_HEIGHT / len(run.keys)
@@ -105,7 +105,7 @@ def _legend(hosts: Sequence[str], colour: dict[str, str]) -> Iterator[str]:
 
 
 def _spells(run: ScenarioRun) -> Iterator[tuple[str, str, float, float]]:
-    """Key, host ("" for nobody), from, until: every spell of every key."""
+    """Yield every ownership of every key: key, host ("" for none), from, until."""
     story: dict[str, list[tuple[float, str]]] = {key: [(0.0, "")] for key in run.keys}
     for change in run.changes:
         story[change.key].append((change.at_s, host_of(change.holder) if change.holder else ""))
@@ -115,10 +115,10 @@ def _spells(run: ScenarioRun) -> Iterator[tuple[str, str, float, float]]:
             yield key, host, since_s, until_s
 
 
-def _line(counts: Sequence[int], most: int) -> str:
+def _line(counts: Sequence[int], max_count: int) -> str:
     # Something is never drawn as nothing: one key of a thousand still shows.
     steps = len(_BLOCKS) - 1
-    return "".join(_BLOCKS[-(-count * steps // most) if count else 0] for count in counts)
+    return "".join(_BLOCKS[-(-count * steps // max_count) if count else 0] for count in counts)
 
 
 def _colour(number: int) -> str:

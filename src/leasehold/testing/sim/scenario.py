@@ -1,8 +1,9 @@
-"""Measured runs in good weather: how soon a group is even again, and at what price.
+"""Fault-free measured runs: how soon a group is balanced again, and at what cost.
 
-Each scenario is a row of *steps*; a step is one change of membership, waited out until the group
-is balanced. From the moment the membership is settled (the newcomer has joined; the lease of the
-dead one has ended) the cycles are counted, and the moves beside the fewest that were possible.
+Each scenario is a series of *steps*. A step is one change of membership and the wait until the
+group is balanced. The cycles are counted from the time the membership is settled (the new host has
+joined; the lease of the crashed one has ended), and the moves are compared with the fewest
+possible.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _LAN = FaultRates(latency_s=0.005)
 
 
 class Scenario(Enum):
-    """What happens to the group."""
+    """The changes of membership in a run."""
 
     COLD = "cold"
     JOIN = "join"
@@ -47,11 +48,11 @@ class Scenario(Enum):
 class Measured:
     """The numbers of one run.
 
-    ``cycles``: the most that any step took until it was balanced. ``moves``: keys that changed
-    from one living owner to another. ``min_moves``: the fewest that could have done it.
-    ``spread``: largest minus smallest number of keys at the end. ``calls_per_host_cycle``: calls
-    to the store once nothing happens. ``unowned_s``: seconds without an owner that is alive,
-    ``double_s``: with two at work, both summed over all keys.
+    ``cycles``: the maximum that any step took until it was balanced. ``moves``: keys that changed
+    from one living owner to another. ``min_moves``: the fewest possible. ``spread``: largest minus
+    smallest number of keys at the end. ``calls_per_host_cycle``: calls to the store in a quiet
+    group. ``unowned_s``: seconds without a living owner, ``double_s``: with two at work, both
+    summed over all keys.
     """
 
     scenario: str
@@ -70,7 +71,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScenarioRun:
-    """The numbers, and the whole story for a picture: who had which key, and when."""
+    """The numbers, and all changes of owner, for a chart."""
 
     measured: Measured
     keys: Sequence[str]
@@ -96,11 +97,7 @@ def run_scenario(
     seed: int = 0,
     tick: Callable[[], None] = lambda: None,
 ) -> ScenarioRun:
-    """Run one scenario in simulated time; ``tick`` is called after each step.
-
-    Raises:
-        InvariantBroken: the group was not balanced after very many cycles.
-    """
+    """Run one scenario in simulated time; ``tick`` is called after each step."""
     setting = Setting(
         seed=seed,
         partitions=partitions,
@@ -126,7 +123,7 @@ class _ScenarioWorld:
         for _ in range(self._hosts):
             world.start()
             if scenario is not Scenario.COLD:
-                # Hosts that started together would go on in step; real ones do not.
+                # Hosts that started together would stay in step; real ones do not.
                 await world.pass_time(world.rng.uniform(0.0, 2 * interval_s / self._hosts))
         began_s = 0.0
         if scenario is not Scenario.COLD:
@@ -197,7 +194,7 @@ class _ScenarioWorld:
         await self._settle(leaving(before, host), begun_s, begun, leaving_host=host)
 
     async def _crash(self, host: Host) -> None:
-        """A crash; the cycles are counted from the moment its lease has ended."""
+        """Crash a host; count the cycles from the time its lease has ended."""
         world = self._world
         before, begun = world.snapshot(), len(world.checks.changes)
         holder = host.member.holder if host.member else None
@@ -222,7 +219,7 @@ class _ScenarioWorld:
         self._tick()
 
     def _balanced(self, leaving_host: Host | None = None) -> bool:
-        """Whether the living hosts, and nobody else, own all keys evenly."""
+        """Return whether the living hosts, and no others, own all keys evenly."""
         snapshot = self._world.snapshot()
         members = {h.member.holder: h for h in self._world.running if h.member}
         if None in members or not set(members) >= set(snapshot.members):
@@ -242,7 +239,7 @@ class _ScenarioWorld:
             await self._world.pass_time(_STEP_S)
 
     async def _calls_when_steady(self) -> float:
-        """Calls per host and cycle, over ten cycles in which nothing happens."""
+        """Return the calls per host and cycle, over ten quiet cycles."""
         world = self._world
         await world.pass_time(2 * self._setting.timing.renew_s)
         before = self._calls()
@@ -256,12 +253,12 @@ class _ScenarioWorld:
 
 
 def joining(snapshot: Snapshot) -> Snapshot:
-    """The same, with one host more."""
+    """Return the snapshot with one host more."""
     return replace(snapshot, members={**snapshot.members, "newcomer": MemberInfo()})
 
 
 def leaving(snapshot: Snapshot, host: Host) -> Snapshot:
-    """The same, with this host leaving."""
+    """Return the snapshot with this host leaving."""
     holder = host.member.holder if host.member else None
     members = {
         each: replace(info, draining=info.draining or each == holder)
@@ -271,7 +268,7 @@ def leaving(snapshot: Snapshot, host: Host) -> Snapshot:
 
 
 def moves_since(before: Snapshot, changes: Sequence[Change]) -> int:
-    """New owners of keys that had a living one (or were on their way to it)."""
+    """Count new owners of keys that had a living one (or were being handed to it)."""
     owner = {key: before.owner_of(resource) for key, resource in before.resources.items()}
     moves = 0
     for change in changes:
@@ -286,7 +283,7 @@ def moves_since(before: Snapshot, changes: Sequence[Change]) -> int:
 def unowned_s(
     changes: Sequence[Change], keys: Sequence[str], began_s: float, ended_s: float
 ) -> float:
-    """Seconds without an owner between two moments, summed over the keys."""
+    """Return the seconds without an owner between two times, summed over the keys."""
     free_since: dict[str, float | None] = dict.fromkeys(keys, 0.0)
     total = 0.0
     for change in changes:

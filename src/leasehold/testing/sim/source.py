@@ -1,7 +1,7 @@
-"""A log in simulated time, and the way of a host to it: late, failing, or hanging.
+"""A log in simulated time, and a host's connection to it: late, failing, or hanging.
 
-The rules are those of ``leasehold.events.source``: numbered events, served to the highest epoch;
-a receive that was cancelled has not moved. Code of a host goes on only when the host runs.
+The rules are those of ``leasehold.events.source``: numbered events, served to the highest epoch; a
+cancelled receive has not moved. Code of a host proceeds only when the host runs.
 """
 
 from __future__ import annotations
@@ -30,79 +30,73 @@ MAX_EVENTS = 4096
 
 @cache
 def _rows() -> pa.RecordBatch:
-    """The events of any partition: they differ by their numbers alone, so they are made once."""
+    """Return the events of any partition: they differ by number alone, so they are made once."""
     source = MemorySource()
     source.append("0", *[b"event"] * MAX_EVENTS)
     return source.batch("0", 0, MAX_EVENTS).arrow
 
 
 class SimLog:
-    """What all hosts of a world read: it never fails, only the way to it does."""
+    """The log that all hosts of a world read: it never fails, only the connection does."""
 
     def __init__(self, name: str, partitions: Sequence[str]) -> None:
-        """A stream without events."""
         self.name = name
         self.next = dict.fromkeys(partitions, 0)
         self.claims: dict[str, tuple[int, SimReceiver]] = {}
-        self._bells = {each: asyncio.Event() for each in partitions}
+        self._changes = {each: asyncio.Event() for each in partitions}
 
     def append(self, partition: str, events: int) -> None:
-        """Add so many events, while there is room."""
+        """Add this many events, while there is room."""
         self.next[partition] = min(self.next[partition] + events, MAX_EVENTS)
-        self.ring(partition)
+        self.notify(partition)
 
-    def ring(self, partition: str) -> None:
-        """Have every receiver of the partition look again."""
-        bell, self._bells[partition] = self._bells[partition], asyncio.Event()
-        bell.set()
+    def notify(self, partition: str) -> None:
+        """Have every receiver of the partition check again."""
+        changed, self._changes[partition] = self._changes[partition], asyncio.Event()
+        changed.set()
 
     async def changed(self, partition: str) -> None:
         """Return at the next change."""
-        await self._bells[partition].wait()
+        await self._changes[partition].wait()
 
     def claim(self, receiver: SimReceiver) -> None:
-        """Serve this receiver, and nobody with an older claim.
-
-        Raises:
-            ReaderDisplaced: one with a higher epoch has come before.
-        """
+        """Serve this receiver, and none with an older claim."""
         epoch = self.claims[receiver.partition][0] if receiver.partition in self.claims else 0
         if epoch > receiver.epoch:
             raise ReaderDisplaced(f"epoch {epoch} reads {receiver.partition}", epoch=receiver.epoch)
         self.claims[receiver.partition] = (receiver.epoch, receiver)
-        self.ring(receiver.partition)
+        self.notify(receiver.partition)
 
 
 class SimSource:
-    """The ``EventSource`` of one host."""
+    """The ``EventSource`` of one host; ``rates`` returns the current faults."""
 
     def __init__(self, log: SimLog, host: Host, rates: Callable[[], WorkRates]) -> None:
-        """``rates`` tells how bad the way to the log is now."""
         self._log = log
         self._host = host
         self._rates = rates
 
     @property
     def name(self) -> str:
-        """See ``EventSource``."""
+        """The name of the stream."""
         return self._log.name
 
     async def partitions(self) -> Sequence[str]:
-        """See ``EventSource``."""
-        await self.travel()
+        """Return the ids of all partitions."""
+        await self.round_trip()
         return list(self._log.next)
 
     async def ends(self, partitions: Sequence[str]) -> Mapping[str, PartitionEnds]:
-        """See ``EventSource``."""
-        await self.travel()
+        """Return the first and the next event of each partition."""
+        await self.round_trip()
         return {each: PartitionEnds(first=0, next=self._log.next[each]) for each in partitions}
 
     async def receiver(
         self, partition: str, *, group: str, epoch: int, start: Start, name: str
     ) -> SimReceiver:
-        """See ``EventSource``. There is one group in a world."""
+        """Open a receiver. A world has one group."""
         del group, name
-        await self.travel()
+        await self.round_trip()
         end = self._log.next[partition]
         position = start.value if start.kind is StartKind.SEQUENCE else 0
         if position > end:
@@ -112,14 +106,10 @@ class SimSource:
         return receiver
 
     async def close(self) -> None:
-        """See ``EventSource``."""
+        """Close nothing."""
 
-    async def travel(self, *, may_hang: bool = False) -> None:
-        """To the log and back: it may take its time, fail, or never end.
-
-        Raises:
-            OSError: this time it failed.
-        """
+    async def round_trip(self, *, may_hang: bool = False) -> None:
+        """Reach the log and return: this may be slow, raise OSError, or never end."""
         rates, rng = self._rates(), self._host.rng
         if may_hang and rates.source_hangs and rng.random() < rates.source_hangs:
             await asyncio.Event().wait()
@@ -130,18 +120,18 @@ class SimSource:
             raise OSError("simulated: the read failed")
 
     async def wait(self, partition: str) -> None:
-        """Return when there may be something new, and the host runs."""
+        """Return when there may be new events, and the host runs."""
         await self._log.changed(partition)
         await self._host.gate()
 
 
 class SimReceiver:
-    """See ``Receiver``."""
+    """A receiver of one partition."""
 
     def __init__(
         self, source: SimSource, log: SimLog, partition: str, *, epoch: int, position: int
     ) -> None:
-        """Made by the source."""
+        """Called by the source."""
         self.partition = partition
         self.epoch = epoch
         self.position = position
@@ -149,9 +139,9 @@ class SimReceiver:
         self._log = log
 
     async def receive(self, *, max_events: int, max_bytes: int) -> EventBatch:
-        """See ``Receiver``."""
+        """Return the next events; wait until there are some."""
         del max_bytes
-        await self._source.travel(may_hang=True)
+        await self._source.round_trip(may_hang=True)
         while True:
             epoch, receiver = self._log.claims[self.partition]
             if receiver is not self:
@@ -164,4 +154,4 @@ class SimReceiver:
             await self._source.wait(self.partition)
 
     async def close(self) -> None:
-        """See ``Receiver``."""
+        """Close nothing."""

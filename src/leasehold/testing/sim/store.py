@@ -1,7 +1,7 @@
-"""The store as a simulated host reaches it: over a wire that delays, loses and repeats.
+"""The store as a simulated host reaches it: over a network that delays, loses and repeats.
 
-A request that was sent is on its way, whatever becomes of the sender: it may arrive after the
-sender has given up, or has died. The state behind the wire is the real ``Registry``.
+A request that was sent is in flight, whatever becomes of the sender: it may arrive after the sender
+has given up, or has crashed. The state behind the network is the real ``Registry``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from leasehold.stores.validation import (
     checked_positions,
     limit_s,
 )
-from leasehold.testing.sim.faults import draw_fate
+from leasehold.testing.sim.faults import draw_call_faults
 from leasehold.testing.sim.host import START
 
 if TYPE_CHECKING:
@@ -52,47 +52,45 @@ class SimServer:
     """The one store of a simulated world: the registry, its clock, and its outages."""
 
     def __init__(self, registry: Registry) -> None:
-        """A server that is up."""
         self.registry = registry
         self.up = True
         self.in_flight = 0
 
     def now(self) -> float:
-        """The store's clock, the only one that decides."""
+        """Return the store's clock, the only one that decides."""
         return asyncio.get_running_loop().time()
 
     def wall(self) -> datetime:
-        """The store's time of day, for the history."""
+        """Return the store's time of day, for the history."""
         return START + timedelta(seconds=self.now())
 
 
 class SimStore:
-    """A ``Store`` on one host, connected to the server by an unreliable wire."""
+    """A ``Store`` on one host, connected to the server by an unreliable network."""
 
     def __init__(self, server: SimServer, host: Host) -> None:
-        """The connection of ``host``."""
         self.server = server
         self.host = host
 
     @property
     def url(self) -> str:
-        """See ``Store``."""
+        """The URL of the simulated store."""
         return "simulated://"
 
     async def declare(self, keys: Sequence[str]) -> int:
-        """See ``Store``."""
+        """Send ``declare``."""
         checked = checked_keys(keys)
         return await self.send(lambda r: r.declare(checked))
 
     async def forget(self, keys: Sequence[str]) -> int:
-        """See ``Store``."""
+        """Send ``forget``."""
         checked, server = checked_keys(keys), self.server
         return await self.send(lambda r: r.forget(checked, server.now(), server.wall()))
 
     async def grant(
         self, *, holder: str, token: str, group: str, duration: timedelta, info: MemberInfo
     ) -> Lease:
-        """See ``Store``."""
+        """Send ``grant``."""
         lease = checked_lease(holder=holder, token=token, group=group, duration=duration)
         server = self.server
         return await self.send(lambda r: r.grant(lease, info, server.now(), server.wall()))
@@ -100,31 +98,31 @@ class SimStore:
     async def renew(
         self, lease: Lease, *, since: int = 0, info: MemberInfo | None = None
     ) -> Changes:
-        """See ``Store``."""
+        """Send ``renew``."""
         server = self.server
         return await self.send(lambda r: r.renew(lease, since, info, server.now(), server.wall()))
 
     async def revoke(self, lease: Lease) -> None:
-        """See ``Store``."""
+        """Send ``revoke``."""
         server = self.server
         return await self.send(lambda r: r.revoke(lease, server.now(), server.wall()))
 
     async def claim(
         self, lease: Lease, wanted: Sequence[KeyClaim], *, force: bool = False
     ) -> Sequence[Ownership]:
-        """See ``Store``."""
+        """Send ``claim``."""
         server = self.server
         return await self.send(
             lambda r: r.claim(lease, wanted, force=force, now=server.now(), wall=server.wall())
         )
 
     async def ask(self, lease: Lease, wanted: KeyClaim) -> bool:
-        """See ``Store``."""
+        """Send ``ask``."""
         server = self.server
         return await self.send(lambda r: r.ask(lease, wanted, server.now(), server.wall()))
 
     async def hand_over(self, hand_overs: Sequence[HandOver], *, limit: timedelta) -> Sequence[str]:
-        """See ``Store``."""
+        """Send ``hand_over``."""
         kept_s, server = limit_s(limit, what="hand-over limit"), self.server
         return await self.send(
             lambda r: r.hand_over(hand_overs, kept_s, server.now(), server.wall())
@@ -133,28 +131,28 @@ class SimStore:
     async def release(
         self, ownerships: Sequence[Ownership], *, notes: Mapping[str, str] | None = None
     ) -> Sequence[str]:
-        """See ``Store``."""
+        """Send ``release``."""
         checked, server = checked_notes(ownerships, notes), self.server
         return await self.send(
             lambda r: r.release(ownerships, checked, server.now(), server.wall())
         )
 
     async def break_(self, key: str, *, epoch: int, after: timedelta) -> Resource | None:
-        """See ``Store``."""
+        """Send ``break_``."""
         after_s, server = limit_s(after, what="break period"), self.server
         return await self.send(lambda r: r.break_(key, epoch, after_s, server.now(), server.wall()))
 
     async def checkpoint(self, marks: Sequence[CheckpointWrite]) -> Mapping[str, Refusal]:
-        """See ``Store``."""
+        """Send ``checkpoint``."""
         server = self.server
         return await self.send(lambda r: r.checkpoint(marks, server.now(), server.wall()))
 
     async def annotate(self, notes: Sequence[Note]) -> Sequence[str]:
-        """See ``Store``."""
+        """Send ``annotate``."""
         return await self.send(lambda r: r.annotate(notes, self.server.now()))
 
     async def request_hand_over(self, key: str, *, epoch: int, to: str) -> bool:
-        """See ``Store``."""
+        """Send ``request_hand_over``."""
         check_suggestion(key, epoch=epoch, to=to)
         server = self.server
         return await self.send(
@@ -162,60 +160,60 @@ class SimStore:
         )
 
     async def request_leave(self, holder: str) -> bool:
-        """See ``Store``."""
+        """Send ``request_leave``."""
         check_name(holder, what="holder")
         server = self.server
         return await self.send(lambda r: r.request_leave(holder, server.now(), server.wall()))
 
     async def reset(self, positions: Mapping[str, Position | None]) -> Mapping[str, str]:
-        """See ``Store``."""
+        """Send ``reset``."""
         checked, server = checked_positions(positions), self.server
         return await self.send(lambda r: r.reset(checked, server.now(), server.wall()))
 
     async def groups(self) -> Sequence[str]:
-        """See ``Store``."""
+        """Send ``groups``."""
         return await self.send(lambda r: r.groups())
 
     async def checkpoints(self, group: str) -> Mapping[str, Checkpoint]:
-        """See ``Store``."""
+        """Send ``checkpoints``."""
         return await self.send(lambda r: r.checkpoints(group))
 
     async def resources(self, group: str) -> Mapping[str, Resource]:
-        """See ``Store``."""
+        """Send ``resources``."""
         return await self.send(lambda r: r.resources(group, self.server.now()))
 
     async def members(self, group: str) -> Mapping[str, MemberRecord]:
-        """See ``Store``."""
+        """Send ``members``."""
         return await self.send(lambda r: r.members(group, self.server.now()))
 
     async def history(self, key: str, *, limit: int = 10) -> Sequence[Term]:
-        """See ``Store``."""
+        """Send ``history``."""
         return await self.send(lambda r: r.history(key, limit))
 
     async def fenced_writes(self, group: str) -> int:
-        """See ``Store``."""
+        """Send ``fenced_writes``."""
         return await self.send(lambda r: r.fenced_writes(group))
 
     async def close(self) -> None:
-        """See ``Store``."""
+        """Close nothing: the server outlives its connections."""
 
     async def send(self, step: Callable[[Registry], T]) -> T:
-        """Put a request on the wire and wait for what comes back, if anything does."""
+        """Send a request and wait for what comes back, if anything does."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[T] = loop.create_future()
-        fate = draw_fate(self.host.rates, self.host.rng)
+        faults = draw_call_faults(self.host.rates, self.host.rng)
         self.server.in_flight += 1
-        if fate.refused:
+        if faults.refused:
             refusal = StoreUnavailable("connection refused")
-            loop.call_later(fate.answer_s or 0.0, _settle, answer, None, refusal)
-        if fate.request_s is not None:
-            loop.call_later(fate.request_s, self._arrive, step, answer, fate.answer_s)
-            if fate.again_s is not None:
-                loop.call_later(fate.request_s + fate.again_s, self._arrive, step, answer, None)
+            loop.call_later(faults.answer_s or 0.0, _settle, answer, None, refusal)
+        if faults.request_s is not None:
+            loop.call_later(faults.request_s, self._arrive, step, answer, faults.answer_s)
+            if faults.again_s is not None:
+                loop.call_later(faults.request_s + faults.again_s, self._arrive, step, answer, None)
         try:
             result = await answer
         except LeaseholdError:
-            await self.host.gate()  # bad news, too, reach only a host that runs
+            await self.host.gate()  # an error, too, reaches only a host that runs
             raise
         finally:
             self.server.in_flight -= 1

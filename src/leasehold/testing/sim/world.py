@@ -1,4 +1,4 @@
-"""A world from one seed: a store, hosts that come and go, and the checks that look on."""
+"""A simulated world from one seed: a store, hosts that come and go, and the checks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from leasehold.lease.options import MemberOptions
 from leasehold.model import Position
 from leasehold.names import partition_group, partition_key
 from leasehold.testing.sim.checks import Change, CheckedRegistry, Checks
-from leasehold.testing.sim.faults import CALM, FaultRates
+from leasehold.testing.sim.faults import NO_FAULTS, FaultRates
 from leasehold.testing.sim.host import HOST, Host, HostClock, HostKeyHandler
 from leasehold.testing.sim.loop import simulated_sleep
 from leasehold.testing.sim.store import SimServer, SimStore
@@ -31,18 +31,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What a world begins with."""
+    """The initial state of a world."""
 
     seed: int
     partitions: int
     strategy: Strategy = Strategy.EVEN
     timing: LeaseTiming = field(default_factory=LeaseTiming)
-    rates: FaultRates = CALM
+    rates: FaultRates = NO_FAULTS
     writes: bool = True
 
 
 class World:
-    """Hosts and a store in simulated time. Make it inside ``run_simulated``."""
+    """Hosts and a store in simulated time. Create it inside ``run_simulated``.
+
+    It begins without hosts; all keys are free. ``trace`` is called with each step, as text.
+    """
 
     check_interval_s = 0.25
 
@@ -50,12 +53,11 @@ class World:
         self,
         setting: Setting,
         *,
-        tell: Callable[[str], None] | None = None,
+        trace: Callable[[str], None] | None = None,
         registry: type[CheckedRegistry] = CheckedRegistry,
     ) -> None:
-        """A world without hosts; all keys are free. ``tell`` is told what happens."""
         self.setting = setting
-        self._tell = tell
+        self._trace = trace
         self.rng = random.Random(setting.seed)
         self.rates = setting.rates
         self.checks = Checks()
@@ -73,7 +75,7 @@ class World:
         self._positions = count(1)
 
     def now_s(self) -> float:
-        """Simulated seconds: the store's clock."""
+        """Return the simulated seconds: the store's clock."""
         return asyncio.get_running_loop().time()
 
     @property
@@ -81,68 +83,64 @@ class World:
         """The hosts that have not crashed and not left."""
         return [host for host in self.hosts if host.running]
 
-    def tell(self, what: str) -> None:
-        """Say what happens, to whoever listens."""
-        if self._tell is not None:
-            self._tell(f"{self.now_s():9.3f} {what}")
+    def trace(self, what: str) -> None:
+        """Report a step to the ``trace`` function, if there is one."""
+        if self._trace is not None:
+            self._trace(f"{self.now_s():9.3f} {what}")
 
     # --------------------------------------------------------------- events
 
     def start(
         self, *, weight: float = 1.0, most: int | None = None, drain_timeout_s: float = 30.0
     ) -> Host:
-        """A new host joins."""
+        """Start a new host."""
         name = f"host{next(self._names):02}"
         rng = random.Random(f"{self.setting.seed}/{name}")
         host = Host(name, rng=rng, rates=self.rates)
         context = copy_context()
         context.run(HOST.set, host)
-        life = self._furnish(host, weight=weight, most=most, drain_timeout_s=drain_timeout_s)
-        host.task = asyncio.create_task(life, context=context)
+        running = self._install(host, weight=weight, most=most, drain_timeout_s=drain_timeout_s)
+        host.task = asyncio.create_task(running, context=context)
         self.hosts.append(host)
-        self.tell(f"{host.name} starts")
+        self.trace(f"{host.name} starts")
         return host
 
     def crash(self, host: Host) -> None:
-        """The process is gone: it sends nothing more. What it sent is still on its way."""
-        for ownership in host.believed():
-            # The store still says that it owns them; nobody works on them.
+        """End the process: it sends nothing more. What it sent is still in flight."""
+        for ownership in host.locally_owned():
+            # The store still shows it as their owner; no host works on them.
             change = Change(at_s=self.now_s(), key=ownership.key, holder=None)
             self.checks.changes.append(change)
         host.running = False
-        self.tell(f"{host.name} crashes")
+        self.trace(f"{host.name} crashes")
         if host.task is not None:
             host.task.cancel()
 
     def drain(self, host: Host) -> None:
-        """The host is asked to leave in good order."""
+        """Ask the host to leave gracefully."""
         if host.member is not None:
             host.member.drain()
 
-    def calm_down(self) -> None:
-        """No more faults: every host runs, the store is up, calls are quick."""
-        self.rates = CALM
+    def stop_faults(self) -> None:
+        """End all faults: every host runs, the store is up, calls are quick."""
+        self.rates = NO_FAULTS
         self.server.up = True
         for host in self.hosts:
-            host.rates = CALM
+            host.rates = NO_FAULTS
 
     async def pass_time(self, seconds: float) -> None:
-        """Let time pass, looking at everything every ``check_interval_s``.
-
-        Raises:
-            InvariantBroken: something happened that must never happen.
-        """
+        """Let time pass, with a check every ``check_interval_s``."""
         until_s = self.now_s() + seconds
         while (left_s := until_s - self.now_s()) > 0:
             await simulated_sleep(min(self.check_interval_s, left_s))
-            self.look()
+            self.check()
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Raise what was found so far, and any error that ended a host."""
         if not self.setting.strategy.steals:
-            self.checks.one_believer(self.hosts)
+            self.checks.one_local_owner(self.hosts)
             for host in self.running:
-                for ownership in host.believed():
+                for ownership in host.locally_owned():
                     self._by_right(host, ownership)
         self.checks.raise_if_broken()
         for host in self.hosts:
@@ -160,24 +158,26 @@ class World:
     # ---------------------------------------------------------------- state
 
     def snapshot(self) -> Snapshot:
-        """The group as the store has it now."""
+        """Return the group as the store has it now."""
         now = self.server.now()
         return Snapshot(
-            members={h: peer.info for h, peer in self.registry.members(self.group, now).items()},
+            members={
+                h: member.info for h, member in self.registry.members(self.group, now).items()
+            },
             resources=self.registry.resources(self.group, now),
         )
 
     def all_owned(self) -> bool:
-        """Whether every key is in the hands of a living member."""
+        """Return whether every key is owned by a living member."""
         snapshot = self.snapshot()
         return all(resource.holder in snapshot.members for resource in snapshot.resources.values())
 
     # ---------------------------------------------------------------- parts
 
-    def _furnish(
+    def _install(
         self, host: Host, *, weight: float, most: int | None, drain_timeout_s: float
     ) -> Coroutine[Any, Any, None]:
-        """Put a member on the host; return the host's life, to be run."""
+        """Put a member on the host; return the coroutine that runs it."""
         options = MemberOptions(
             group=self.group,
             name=host.name,
@@ -187,18 +187,18 @@ class World:
             most=most,
             drain_timeout=timedelta(seconds=drain_timeout_s),
         )
-        host.keeper = HostKeyHandler(host, self.notice)
+        host.key_handler = HostKeyHandler(host, self.key_event)
         host.member = Member(
             SimStore(self.server, host),
             options,
             clock=HostClock(host),
             rng=host.rng,
-            keeper=host.keeper,
+            keeper=host.key_handler,
             identity=host.new_identity,
         )
-        return self._live(host, host.member)
+        return self._run_host(host, host.member)
 
-    async def _live(self, host: Host, member: Member) -> None:
+    async def _run_host(self, host: Host, member: Member) -> None:
         writer = asyncio.create_task(self._write(host, member)) if self.setting.writes else None
         try:
             await host.gate()
@@ -209,7 +209,7 @@ class World:
                 writer.cancel()
 
     async def _write(self, host: Host, member: Member) -> None:
-        """Write a checkpoint for one of the held keys, now and then, as work would."""
+        """Write a checkpoint for some of the held keys at random times, as work would."""
         clock = HostClock(host)
         while True:
             await clock.sleep(host.rng.uniform(0.2, 2.0))
@@ -226,7 +226,7 @@ class World:
                 continue
 
     def _term_ended(self, key: str) -> None:
-        """A term was ended in the store: whoever held it must have stopped before."""
+        """Check that the former owner of a term that ended in the store has stopped before."""
         for host in self.running:
             ownership = host.member.holds(key) if host.member else None
             if ownership is not None:
@@ -236,14 +236,14 @@ class World:
         backed = self.registry.backs(ownership, self.server.now())
         self.checks.backed(host, ownership, by_store=backed)
 
-    def notice(self, host: Host, what: str, ownership: Ownership, reason: str) -> None:
-        """A host's member has told its keeper something."""
+    def key_event(self, host: Host, what: str, ownership: Ownership, reason: str) -> None:
+        """Record a call that a host's member made to its key handler."""
         reason = f" ({reason})" if reason else ""
-        self.tell(f"{host.name} {what} {ownership.key} epoch {ownership.epoch}{reason}")
+        self.trace(f"{host.name} {what} {ownership.key} epoch {ownership.epoch}{reason}")
         if what != "drain":
             self.checks.works(ownership, host.name, self.now_s(), on=what == "opened")
         if what == "opened" and not self.setting.strategy.steals:
-            # The member believes from the next statement on: look then.
+            # The member owns it locally from the next statement on: check then.
             asyncio.get_running_loop().call_soon(self._term_ended, ownership.key)
             awake = [each.name for each in self.running if not each.paused]
             self.checks.one_worker(ownership.key, awake)

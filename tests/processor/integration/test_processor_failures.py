@@ -1,4 +1,4 @@
-"""Trouble with the source, with the store, and with the lease."""
+"""Failures of the source, of the store, and of the lease."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 from tests.support.processors import (
-    CALM_S,
-    PATIENCE_S,
-    Cuttable,
-    Scene,
+    LONG_LEASE_S,
+    TIMEOUT_S,
+    CuttableStore,
+    HostGroup,
+    host_group,
     lease_threads,
     options,
-    scene,
 )
 
 from leasehold.clock import SystemClock
@@ -56,7 +56,7 @@ SOON = timedelta(seconds=0.2)
 
 @pytest.mark.spec("P11")
 async def test_a_pump_whose_receiver_failed_is_begun_again_and_its_error_reported() -> None:
-    async with scene(partitions=2, events=3) as s:
+    async with host_group(partitions=2, events=3) as s:
         host = await s.owns()
         await s.seen.count(6)
         (broken,) = [each for each in s.source.receivers if each._partition == "0"]
@@ -67,7 +67,7 @@ async def test_a_pump_whose_receiver_failed_is_begun_again_and_its_error_reporte
         assert restarted.partition == "0"
         await s.seen.count(12)
         assert s.seen.numbers("0") == s.seen.numbers("1") == list(range(6))
-        ((context, error),) = s.errors.told
+        ((context, error),) = s.errors.received
         assert (context.partition, error) == ("0", restarted.error)
         assert host.counts().by_event["PumpRestarted"] == 1
         assert s.watch.of(PartitionClosed) == []
@@ -75,11 +75,11 @@ async def test_a_pump_whose_receiver_failed_is_begun_again_and_its_error_reporte
 
 @pytest.mark.spec("P11")
 async def test_pauses_grow_with_failures_in_a_row_and_begin_anew_after_an_event() -> None:
-    async with scene() as s:
+    async with host_group() as s:
         await s.owns()
         for number in range(3):
             s.source.receivers[0].failure = OSError("again")
-            s.source.receivers[0].ring()
+            s.source.receivers[0].wake()
             await s.watch.sees(PumpRestarted, times=number + 1)
             s.fill(1)
             await s.seen.count(number + 1)
@@ -88,7 +88,7 @@ async def test_pauses_grow_with_failures_in_a_row_and_begin_anew_after_an_event(
 
 @pytest.mark.spec("E1", "E2")
 async def test_a_receiver_that_was_displaced_is_no_error() -> None:
-    async with scene(events=2) as s:
+    async with host_group(events=2) as s:
         await s.owns()
         await s.seen.count(2)
         await s.source.receiver("0", group=s.group, epoch=1, start=Start.latest(), name="other")
@@ -96,7 +96,7 @@ async def test_a_receiver_that_was_displaced_is_no_error() -> None:
         s.fill(2)
         await s.seen.count(4)
         assert s.seen.numbers() == [0, 1, 2, 3]
-        assert s.errors.told == []
+        assert s.errors.received == []
 
 
 @pytest.mark.spec("P12")
@@ -108,7 +108,7 @@ async def test_a_receiver_that_was_displaced_is_no_error() -> None:
 async def test_events_that_retention_removed_are_passed_over_and_told(
     setting: OnTrimmed, first: int
 ) -> None:
-    async with scene(events=3) as s:
+    async with host_group(events=3) as s:
         async with s.make("a"):
             await s.seen.count(3)
         s.fill(6)
@@ -123,14 +123,14 @@ async def test_events_that_retention_removed_are_passed_over_and_told(
 
 @pytest.mark.spec("P12")
 async def test_where_nobody_may_choose_a_trimmed_partition_is_stopped_and_reported() -> None:
-    async with scene(partitions=2, events=3) as s:
+    async with host_group(partitions=2, events=3) as s:
         async with s.make("a"):
             await s.seen.count(6)
         s.fill(2)
         s.source.trim("0", 4)
         async with s.make("b", setting=options(on_trimmed="fail")) as b:
             await s.errors.count(1)
-            ((context, error),) = s.errors.told
+            ((context, error),) = s.errors.received
             assert isinstance(error, PositionLost)
             assert "checkpoints reset" in str(error)
             assert context.partition == "0"
@@ -143,16 +143,16 @@ async def test_where_nobody_may_choose_a_trimmed_partition_is_stopped_and_report
 
 
 async def test_a_checkpoint_beyond_the_end_is_stopped_and_reported_until_it_is_reset() -> None:
-    async with scene(events=3) as s:
+    async with host_group(events=3) as s:
         store = s.store
         assert not isinstance(store, str)
         async with s.make("a"):
             await s.seen.count(3)
-        s.source.events["0"].clear()  # the stream was made anew
+        s.source.events["0"].clear()  # the stream was recreated
         async with s.make("b"):
             await s.errors.count(1)
-            assert isinstance(s.errors.told[0][1], PositionLost)
-            assert "made anew" in str(s.errors.told[0][1])
+            assert isinstance(s.errors.received[0][1], PositionLost)
+            assert "made anew" in str(s.errors.received[0][1])
         assert await store.reset({s.key(): None}) == {}
         s.fill(2)
         async with s.make("c"):
@@ -174,7 +174,7 @@ async def test_a_receiver_that_hands_out_nothing_is_opened_again() -> None:
             return made
 
     source = Sticky("orders")
-    async with scene(source=source, events=3) as s:
+    async with host_group(source=source, events=3) as s:
         await s.host(setting=options(stall_after=SOON, give_up_after=None))
         stalled = await s.watch.sees(Stalled)
         assert not stalled.given_up
@@ -192,7 +192,7 @@ async def test_a_receiver_that_stays_stuck_is_given_up_to_another_host_and_the_c
             made.stuck = named["name"].startswith("a-")
             return made
 
-    async with scene(source=Sticky("orders", partitions=2)) as s:
+    async with host_group(source=Sticky("orders", partitions=2)) as s:
         setting = options(stall_after=SOON, give_up_after=SOON * 2)
         a = await s.owns("a", setting=setting)
         b = await s.host("b", setting=options())
@@ -207,7 +207,7 @@ async def test_a_receiver_that_stays_stuck_is_given_up_to_another_host_and_the_c
 
 
 async def test_a_partition_that_was_idle_for_long_is_not_taken_for_a_stuck_one() -> None:
-    """An event that comes just before the watchdog looks is new: nobody is late with it."""
+    """An event that comes just before the watchdog checks is new: its partition is not stalled."""
 
     class JustInTime(MemorySource):
         looks = 0
@@ -215,14 +215,14 @@ async def test_a_partition_that_was_idle_for_long_is_not_taken_for_a_stuck_one()
         async def ends(self, partitions: Sequence[str]) -> Mapping[str, PartitionEnds]:
             self.looks += 1
             if self.looks == 6:
-                self.events["0"].append(b"new")  # nobody has rung for it yet
+                self.events["0"].append(b"new")  # no receiver was woken for it yet
             found = await super().ends(partitions)
             if self.looks == 7:
                 self.append("0")
             return found
 
     source = JustInTime("orders")
-    async with scene(source=source) as s:
+    async with host_group(source=source) as s:
         setting = options(stall_after=SOON, give_up_after=SOON)
         await s.owns("a", setting=setting)
         await s.host("b", setting=setting)
@@ -236,14 +236,14 @@ async def test_a_source_that_can_not_be_asked_for_its_end_ends_no_pump() -> None
         async def ends(self, partitions: Sequence[str]) -> Mapping[str, PartitionEnds]:
             raise OSError("no answer")
 
-    async with scene(source=Silent("orders"), events=2) as s:
-        link = Cuttable(s.store)  # type: ignore[arg-type]
+    async with host_group(source=Silent("orders"), events=2) as s:
+        link = CuttableStore(s.store)  # type: ignore[arg-type]
         await s.owns("a", store=link.store)
         link.cut = True
-        s.clock.pass_lease()
+        s.clock.expire_leases()
         await s.owns("b", setting=options(stall_after=SOON))
-        await s.errors.bell.until(
-            lambda: any(isinstance(error, OSError) for _, error in s.errors.told)
+        await s.errors.changed.until(
+            lambda: any(isinstance(error, OSError) for _, error in s.errors.received)
         )
         s.fill(1)
         await s.seen.until(lambda: 2 in s.seen.numbers(host="b"))
@@ -254,8 +254,8 @@ async def test_a_source_that_can_not_be_asked_for_its_end_ends_no_pump() -> None
 
 @pytest.mark.spec("E3", "P5")
 async def test_a_failed_renewal_ends_nothing_and_the_deadline_ends_all() -> None:
-    async with scene(partitions=2, events=1) as s:
-        link = Cuttable(s.store)  # type: ignore[arg-type]
+    async with host_group(partitions=2, events=1) as s:
+        link = CuttableStore(s.store)  # type: ignore[arg-type]
         link.only = frozenset(("renew",))
         host = await s.owns(store=link.store)
         await s.seen.count(2)
@@ -269,10 +269,10 @@ async def test_a_failed_renewal_ends_nothing_and_the_deadline_ends_all() -> None
         await s.seen.count(4)
         assert {each.epoch for each in s.seen.all} == {1}
         assert s.watch.of(PartitionClosed) == []
-        assert any(isinstance(error, StoreUnavailable) for _, error in s.errors.told)
+        assert any(isinstance(error, StoreUnavailable) for _, error in s.errors.received)
         await s.watch.sees(CheckpointWritten, times=2, sequence_number=1)
         link.cut = True
-        s.clock.pass_lease()
+        s.clock.expire_leases()
         await s.watch.sees(PartitionClosed, times=2)
         assert {e.reason for e in s.watch.of(PartitionClosed)} == {CloseReason.LOST}
         assert host.held() == []
@@ -286,7 +286,7 @@ async def test_a_failed_renewal_ends_nothing_and_the_deadline_ends_all() -> None
 @pytest.mark.spec("B5")
 async def test_a_zombies_checkpoint_is_refused_by_the_store_and_counted() -> None:
     class BrokenJustBefore(MemoryStore):
-        """The ownership ends when its first checkpoint is already on its way."""
+        """The ownership ends when its first checkpoint is already in flight."""
 
         async def checkpoint(self, marks: Any) -> Any:
             await self.break_(s.key(), epoch=1, after=timedelta(0))
@@ -302,10 +302,10 @@ async def test_a_zombies_checkpoint_is_refused_by_the_store_and_counted() -> Non
                 context.checkpoint(event)
             except LeaseLost as error:
                 lost.append(error)
-                s.seen.ring()
+                s.seen.notify()
                 raise
 
-    async with scene(events=2, store=store) as s:
+    async with host_group(events=2, store=store) as s:
         host = await s.host(on_event=on_event)
         await s.watch.sees(PartitionOpened, epoch=2)
         await s.seen.until(lambda: bool(lost))
@@ -316,7 +316,7 @@ async def test_a_zombies_checkpoint_is_refused_by_the_store_and_counted() -> Non
         await s.seen.count(3)
         assert s.seen.numbers(epoch=1) == [0]
         assert s.seen.numbers(epoch=2) == [0, 1]
-        assert s.errors.told == []
+        assert s.errors.received == []
 
 
 @pytest.mark.spec("B5")
@@ -327,7 +327,7 @@ async def test_a_handler_that_outlived_its_lease_finds_every_call_refused() -> N
     async def on_event(context: Any, event: Event) -> None:
         found["left_s"] = context.remaining_s
         link.cut = True
-        s.clock.pass_lease()
+        s.clock.expire_leases()
         try:
             await go_on.wait()
         finally:
@@ -338,28 +338,28 @@ async def test_a_handler_that_outlived_its_lease_finds_every_call_refused() -> N
             with pytest.raises(LeaseLost):
                 await context.checkpoint(event)
 
-    async with scene(events=1) as s:
-        link = Cuttable(s.store)  # type: ignore[arg-type]
+    async with host_group(events=1) as s:
+        link = CuttableStore(s.store)  # type: ignore[arg-type]
         async with s.make(store=link.store, on_event=on_event):
             await s.watch.sees(CheckpointRefused)
             link.cut = False
-        assert 0 < found["left_s"] < CALM_S
+        assert 0 < found["left_s"] < LONG_LEASE_S
         assert (found["lost"], found["after_s"]) == (True, 0.0)
         assert found["reason"] == "trust window over"
 
 
 @pytest.mark.spec("P2")
 async def test_stop_ends_in_bounded_time_when_the_store_does_not_answer() -> None:
-    async with scene(partitions=2, events=1) as s:
-        link = Cuttable(s.store)  # type: ignore[arg-type]
+    async with host_group(partitions=2, events=1) as s:
+        link = CuttableStore(s.store)  # type: ignore[arg-type]
         host = s.make(store=link.store)
         await host.start()
         await s.seen.count(2)
         link.cut = True
         s.fill(1)
         stopping = asyncio.create_task(host.stop())
-        s.clock.pass_lease()
-        async with asyncio.timeout(PATIENCE_S):
+        s.clock.expire_leases()
+        async with asyncio.timeout(TIMEOUT_S):
             await stopping
         assert lease_threads() == []
         assert host.status() == []
@@ -371,7 +371,7 @@ async def test_a_store_that_can_not_be_used_is_told_by_start_and_no_thread_is_le
 ) -> None:
     path = tmp_path / "leases.db"
     path.write_text("this is no database, and long enough to be sure of that" * 100)
-    async with scene(store=f"sqlite:///{path}") as s:
+    async with host_group(store=f"sqlite:///{path}") as s:
         host = s.make()
         with pytest.raises(StoreUnusable):
             await host.start()
@@ -385,11 +385,11 @@ async def test_a_stream_that_is_not_there_is_told_by_start_and_no_thread_is_left
         async def partitions(self) -> Sequence[str]:
             raise UnknownStream("there is no stream orders")
 
-    async with scene(source=Gone("orders")) as s:
+    async with host_group(source=Gone("orders")) as s:
         host = s.make()
         with pytest.raises(UnknownStream):
             await host.start()
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             await host.stop()
         assert lease_threads() == []
 
@@ -399,11 +399,11 @@ async def test_what_ends_the_leases_is_told_to_on_error_and_raised_by_stop() -> 
         async def grant(self, **named: Any) -> Any:
             raise RuntimeError("a fault of the store")
 
-    async with scene(store=Broken(SystemClock())) as s:
+    async with host_group(store=Broken(SystemClock())) as s:
         host = s.make()
         await host.start()
         await s.errors.count(1)
-        assert [(c, str(e)) for c, e in s.errors.told] == [(None, "a fault of the store")]
+        assert [(c, str(e)) for c, e in s.errors.received] == [(None, "a fault of the store")]
         with pytest.raises(RuntimeError, match="a fault of the store"):
             await host.stop()
         assert lease_threads() == []
@@ -422,7 +422,7 @@ async def test_an_error_outside_any_partition_names_the_stream_and_has_no_trace(
                 raise UnknownStream("the hub is away")
             return await super().partitions()
 
-    async with scene(source=Away("orders", partitions=1)) as s:
+    async with host_group(source=Away("orders", partitions=1)) as s:
         await s.host(setting=options(discovery_interval=timedelta(seconds=0.1)))
         await s.errors.count(1)
     record = next(each for each in caplog.records if "the hub is away" in each.getMessage())
@@ -444,7 +444,7 @@ async def test_an_error_of_ours_in_a_partition_has_a_trace_only_if_a_handler_rai
 
     source = Away("orders", partitions=1)
     source.append("0", b"a")
-    async with scene(source=source) as s:
+    async with host_group(source=source) as s:
         await s.host(on_event=handle)
         await s.errors.count(2)
     away, gone = (
@@ -465,7 +465,7 @@ async def test_a_signal_ends_one_that_waits_for_a_source_at_its_start() -> None:
             await asyncio.Event().wait()
             raise AssertionError("it never answers")
 
-    async with scene(source=Silent("orders")) as s:
+    async with host_group(source=Silent("orders")) as s:
         await _signalled(s, asked)
 
 
@@ -485,16 +485,16 @@ async def test_a_signal_ends_one_whose_source_does_not_let_itself_be_interrupted
                     raise ConnectionError("torn") from None
             return await super().partitions()
 
-    async with scene(source=Stubborn("orders", partitions=2)) as s:
+    async with host_group(source=Stubborn("orders", partitions=2)) as s:
         await _signalled(s, asked)
     gc.collect()
     assert "never retrieved" not in caplog.text
 
 
-async def _signalled(s: Scene, asked: asyncio.Event) -> None:
+async def _signalled(s: HostGroup, asked: asyncio.Event) -> None:
     """Run a processor, and end it by a signal as soon as its source is asked."""
     running = asyncio.create_task(s.make()._run())
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         await asked.wait()
         os.kill(os.getpid(), signal.SIGTERM)
         await running

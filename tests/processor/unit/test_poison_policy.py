@@ -1,4 +1,4 @@
-"""What becomes of an event that its handler can not take: the policies."""
+"""What becomes of an event that its handler cannot take: the policies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What users do that nobody planned: odd handlers, odd moments, odd exceptions."""
+"""Unplanned use: odd handlers, odd times, odd exceptions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from unittest.mock import Mock
 
 import anyio
 import pytest
-from tests.support.processors import AT_ONCE, PATIENCE_S, lease_threads, options, scene
+from tests.support.processors import QUICK_RETRIES, TIMEOUT_S, host_group, lease_threads, options
 
 from leasehold.errors import LeaseLost, StoreUnavailable, StoreUnusable, UsageError
 from leasehold.events import Event, Start
@@ -47,7 +47,7 @@ SOON = timedelta(seconds=0.2)
 @pytest.mark.spec("C3", "B3")
 async def test_a_start_at_the_end_is_noted_before_anything_is_handled() -> None:
     latest = options(start=Start.latest())
-    async with scene(events=5) as s:
+    async with host_group(events=5) as s:
         async with s.make("a", setting=latest):
             await s.watch.sees(PartitionOpened)
         assert await s.checkpoints() == {"0": 4}
@@ -70,7 +70,7 @@ async def test_a_checkpoint_beside_a_handler_does_not_pass_what_the_handler_is_a
             raise ValueError("once")
         s.seen.note(context, event)
 
-    async with scene(events=3) as s:
+    async with host_group(events=3) as s:
         await s.host(on_event=on_event, setting=options(checkpoint=CheckpointPolicy.manual()))
         await inside.wait()
         await contexts[0].checkpoint()
@@ -85,7 +85,7 @@ async def test_on_event_is_noted_in_the_middle_of_a_long_batch() -> None:
     async def on_event(context: PartitionContext, event: Event) -> None:
         await asyncio.sleep(0.01)
 
-    async with scene(events=200) as s:
+    async with host_group(events=200) as s:
         policy = CheckpointPolicy.every(events=10)
         await s.host(on_event=on_event, setting=options(checkpoint=policy))
         written = await s.watch.sees(CheckpointWritten)
@@ -93,7 +93,7 @@ async def test_on_event_is_noted_in_the_middle_of_a_long_batch() -> None:
 
 
 class Held:
-    """A tenure that can be lost."""
+    """A handle that can be lost."""
 
     ownership = SimpleNamespace(holder="h", epoch=1)
     partition = "0"
@@ -108,18 +108,18 @@ class Behind:
     """What a context asks of its pump; its transactions only note the question."""
 
     def __init__(self) -> None:
-        self.tenure = Held()
-        self.delivered = self.in_hand = Position(sequence_number=7)
-        self.sure_of: list[Position] = []
+        self.handle = Held()
+        self.delivered = self.caller_position = Position(sequence_number=7)
+        self.commits_known: list[Position] = []
         self.refusals: list[Position] = []
         self.asked: list[Callable[[], Position]] = []
         self.transactions = self
 
-    def unsure(self) -> None:
+    def commit_unknown(self) -> None:
         pass
 
-    def sure(self, position: Position) -> None:
-        self.sure_of.append(position)
+    def commit_known(self, position: Position) -> None:
+        self.commits_known.append(position)
 
     def refused(self, position: Position) -> None:
         self.refusals.append(position)
@@ -132,15 +132,15 @@ class Behind:
 
 @pytest.mark.spec("B5")
 def test_a_transaction_is_for_the_events_it_was_begun_with_and_refused_after_the_loss() -> None:
-    desk: Any = Behind()
-    with BlockingContext(desk, stream="s", group="g").transaction():
-        desk.in_hand = Position(sequence_number=3)  # as it is after a forced end
-        assert desk.asked[0]() == Position(sequence_number=7)
-        desk.tenure.valid = False
+    pump_calls: Any = Behind()
+    with BlockingContext(pump_calls, stream="s", group="g").transaction():
+        pump_calls.caller_position = Position(sequence_number=3)  # as it is after a forced end
+        assert pump_calls.asked[0]() == Position(sequence_number=7)
+        pump_calls.handle.valid = False
         with pytest.raises(LeaseLost):
-            desk.asked[0]()
-        assert desk.refusals == [Position(sequence_number=7)]
-    assert desk.sure_of == [Position(sequence_number=7)]
+            pump_calls.asked[0]()
+        assert pump_calls.refusals == [Position(sequence_number=7)]
+    assert pump_calls.commits_known == [Position(sequence_number=7)]
 
 
 # ------------------------------------------------------------ kinds of handlers
@@ -163,7 +163,7 @@ async def test_an_answer_that_nobody_runs_is_a_failure() -> None:
         def __await__(self) -> Any:
             yield
 
-    async with scene(events=1) as s:
+    async with host_group(events=1) as s:
         await s.host(on_event=lambda *_: Promise())
         failed = await s.watch.sees(HandlerFailed)
         assert "Promise" in str(failed.error)
@@ -181,7 +181,7 @@ async def test_the_outermost_function_decides_whether_it_is_async() -> None:
         plain(context, event)
         s.seen.note(context, event)
 
-    async with scene(events=2) as s:
+    async with host_group(events=2) as s:
         await s.host(on_event=wrapper)
         await s.seen.count(2)
         assert got == [0, 1]
@@ -189,7 +189,7 @@ async def test_the_outermost_function_decides_whether_it_is_async() -> None:
 
 async def test_a_mock_is_a_handler_as_any_other() -> None:
     handler = Mock(return_value=None)
-    async with scene(events=2) as s:
+    async with host_group(events=2) as s:
         await s.host(on_event=handler)
         await s.watch.sees(CheckpointWritten, sequence_number=1)
         assert handler.call_count == 2
@@ -208,7 +208,7 @@ async def test_what_a_plain_handler_lets_out_is_a_failure_and_nothing_more(
             raise kind
         s.seen.note(context, event)
 
-    async with scene(events=1) as s:
+    async with host_group(events=1) as s:
         await s.host(on_event=on_event, setting=options(handler_timeout=timedelta(seconds=30)))
         failed = await s.watch.sees(HandlerFailed)
         assert kind.__name__ in str(failed.error)
@@ -229,7 +229,7 @@ async def test_what_an_async_handler_lets_out_is_a_failure_and_nothing_more(
             raise kind
         s.seen.note(context, event)
 
-    async with scene(events=1) as s:
+    async with host_group(events=1) as s:
         await s.host(on_event=on_event)
         failed = await s.watch.sees(HandlerFailed)
         assert kind.__name__ in str(failed.error)
@@ -241,7 +241,7 @@ async def test_what_the_callbacks_let_out_ends_nothing(kind: type[BaseException]
     async def raises(*_: Any) -> None:
         raise kind
 
-    async with scene(events=2) as s:
+    async with host_group(events=2) as s:
         host = s.make(on_partition_open=raises, on_partition_close=raises, on_error=raises)
         async with host:
             await s.seen.count(2)
@@ -253,7 +253,7 @@ async def test_a_hook_that_lets_anything_out_ends_nothing() -> None:
     def hook(event: HookEvent) -> None:
         raise asyncio.CancelledError
 
-    async with scene(events=2) as s, s.make(hooks=[hook, s.watch]):
+    async with host_group(events=2) as s, s.make(hooks=[hook, s.watch]):
         await s.watch.sees(CheckpointWritten, sequence_number=1)
     assert lease_threads() == []
 
@@ -269,7 +269,7 @@ async def test_stop_during_the_start_waits_for_it_and_then_stops() -> None:
             return await super().partitions()
 
     asked, go_on = asyncio.Event(), asyncio.Event()
-    async with scene(source=Slow("orders")) as s:
+    async with host_group(source=Slow("orders")) as s:
         host = s.make()
         starting = asyncio.create_task(host.start())
         await asked.wait()
@@ -300,7 +300,7 @@ async def test_stop_in_a_handler_is_refused_and_stop_soon_is_the_way() -> None:
             refused.append(error)
         host.stop_soon()
 
-    async with scene(events=1) as s:
+    async with host_group(events=1) as s:
         host = s.make(on_event=on_event)
         await host.start()
         await host.wait()
@@ -310,7 +310,7 @@ async def test_stop_in_a_handler_is_refused_and_stop_soon_is_the_way() -> None:
 
 @pytest.mark.spec("B3")
 async def test_a_block_that_was_cancelled_still_leaves_in_good_order() -> None:
-    async with scene(events=3) as s:
+    async with host_group(events=3) as s:
         with anyio.CancelScope() as scope:
             async with s.make():
                 await s.seen.count(3)
@@ -324,7 +324,7 @@ async def test_a_start_that_was_cancelled_leaves_no_thread() -> None:
             scope.cancel()
             await asyncio.Event().wait()
 
-    async with scene(source=Never("orders")) as s:
+    async with host_group(source=Never("orders")) as s:
         with anyio.CancelScope() as scope:
             await s.make().start()
     assert lease_threads() == []
@@ -338,7 +338,7 @@ async def test_a_receiver_that_does_not_close_does_not_hold_up_the_stop() -> Non
             made.close = asyncio.Event().wait  # type: ignore[method-assign,assignment]
             return made
 
-    async with scene(source=Clinging("orders"), events=1) as s:
+    async with host_group(source=Clinging("orders"), events=1) as s:
         async with s.make(setting=options(drain_timeout=SOON)):
             await s.seen.count(1)
         assert s.watch.of(PartitionClosed)
@@ -353,20 +353,20 @@ async def test_a_host_whose_loop_does_not_turn_gives_its_partitions_up() -> None
 
     async def blocks(context: Any, batch: Any) -> None:
         inside.set()
-        go_on.wait(PATIENCE_S)  # that is the fault
+        go_on.wait(TIMEOUT_S)  # that is the fault
 
-    async with scene() as s:
+    async with host_group() as s:
         setting = options(stall_after=SOON, give_up_after=SOON, drain_timeout=SOON)
         stuck = s.make("stuck", on_batch=blocks, setting=setting)
 
         def live() -> None:
             with blocking(stuck):
-                go_on.wait(PATIENCE_S)
+                go_on.wait(TIMEOUT_S)
 
         life = asyncio.create_task(asyncio.to_thread(live))
         await s.watch.sees(PartitionOpened)
         s.fill(2)
-        await asyncio.to_thread(inside.wait, PATIENCE_S)
+        await asyncio.to_thread(inside.wait, TIMEOUT_S)
         await s.host("good")
         await s.seen.count(2)
         go_on.set()
@@ -376,26 +376,28 @@ async def test_a_host_whose_loop_does_not_turn_gives_its_partitions_up() -> None
 @pytest.mark.spec("P14")
 async def test_an_error_handler_that_hangs_is_called_once_at_a_time() -> None:
     running = 0
-    most = 0
+    peak = 0
     inside, go_on = threading.Event(), threading.Event()
 
     def on_error(context: Any, error: BaseException) -> None:
-        nonlocal running, most
+        nonlocal running, peak
         running += 1
-        most = max(most, running)
+        peak = max(peak, running)
         inside.set()
-        go_on.wait(PATIENCE_S)
+        go_on.wait(TIMEOUT_S)
         running -= 1
 
-    async with scene() as s:
+    async with host_group() as s:
         host = await s.owns(on_error=on_error)
-        assert host._floor is not None
+        assert host._pump_manager is not None
         for number in range(5):
-            host._floor.trouble(OSError(str(number)))
-        await asyncio.to_thread(inside.wait, PATIENCE_S)
+            host._pump_manager.member_failed(OSError(str(number)))
+        await asyncio.to_thread(inside.wait, TIMEOUT_S)
         go_on.set()
-        await s.watch.until(lambda: host._floor is not None and host._floor._trouble is None)
-        assert most == 1
+        await s.watch.until(
+            lambda: host._pump_manager is not None and host._pump_manager._member_error is None
+        )
+        assert peak == 1
 
 
 @pytest.mark.spec("B6")
@@ -409,8 +411,8 @@ async def test_a_store_that_is_away_makes_no_event_a_poison() -> None:
             raise StoreUnavailable("away")
         s.seen.note(context, event)
 
-    async with scene(events=1) as s:
-        skip = PoisonPolicy.skip(retries=1, pauses=AT_ONCE)
+    async with host_group(events=1) as s:
+        skip = PoisonPolicy.skip(retries=1, pauses=QUICK_RETRIES)
         host = await s.host(on_event=on_event, setting=options(poison=skip))
         await s.seen.count(1)
         assert host.counts().events_skipped == 0
@@ -418,7 +420,7 @@ async def test_a_store_that_is_away_makes_no_event_a_poison() -> None:
 
 @pytest.mark.spec("P14")
 async def test_in_the_pull_style_the_context_is_at_the_batch_in_hand() -> None:
-    async with scene(events=3) as s:
+    async with host_group(events=3) as s:
         setting = options(batch_events=2, checkpoint=CheckpointPolicy.manual(), drain_timeout=SOON)
         puller = await s.host(on_batch=None, setting=setting)
         async for client in puller.partitions():

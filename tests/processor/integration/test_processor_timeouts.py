@@ -1,4 +1,4 @@
-"""Handlers that take too long: found, reported, given up, and never called twice at once."""
+"""Handlers that take too long: found, reported, given up, and never called concurrently."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 from tests.support.processors import (
-    AT_ONCE,
-    PATIENCE_S,
+    QUICK_RETRIES,
+    TIMEOUT_S,
+    host_group,
     options,
-    scene,
 )
 
 from leasehold.errors import HandlerTimeout, LeaseLost
@@ -33,7 +33,7 @@ from leasehold.testing.source import MemoryReceiver, MemorySource
 
 pytestmark = pytest.mark.anyio
 
-SKIP = PoisonPolicy.skip(retries=1, pauses=AT_ONCE)
+SKIP = PoisonPolicy.skip(retries=1, pauses=QUICK_RETRIES)
 SOON = timedelta(seconds=0.2)
 
 
@@ -44,7 +44,7 @@ async def test_an_async_handler_over_its_limit_is_cancelled_and_treated_by_polic
             await asyncio.sleep(60)
         s.seen.note(context, event)
 
-    async with scene(events=3) as s:
+    async with host_group(events=3) as s:
         await s.host(on_event=on_event, setting=options(poison=SKIP, handler_timeout=SOON / 4))
         await s.seen.count(2)
         assert s.seen.numbers() == [0, 2]
@@ -58,7 +58,7 @@ async def test_a_timeout_of_the_handlers_own_is_not_taken_for_the_limit() -> Non
         async with asyncio.timeout(0.001):
             await asyncio.sleep(60)
 
-    async with scene(events=1) as s:
+    async with host_group(events=1) as s:
         limit = timedelta(seconds=30)
         await s.host(on_event=on_event, setting=options(poison=SKIP, handler_timeout=limit))
         poisoned = await s.watch.sees(Poisoned)
@@ -71,14 +71,14 @@ async def test_a_handler_in_a_thread_over_its_limit_loses_its_partition_to_anoth
     late: list[BaseException] = []
 
     def stuck(context: BlockingContext, event: Event) -> None:
-        go_on.wait(PATIENCE_S)
+        go_on.wait(TIMEOUT_S)
         try:
             context.checkpoint(event)
         except Exception as error:  # noqa: BLE001
             late.append(error)
-        s.seen.ring()
+        s.seen.notify()
 
-    async with scene() as s:
+    async with host_group() as s:
         setting = options(handler_timeout=SOON)
         await s.owns("a", on_event=stuck, setting=setting)
         b = await s.host("b", setting=setting)
@@ -103,16 +103,16 @@ async def test_a_host_alone_waits_for_its_stuck_thread_until_somebody_can_take_o
 ) -> None:
     go_on = threading.Event()
     running = 0
-    most = 0
+    peak = 0
 
     def stuck(context: BlockingContext, event: Event) -> None:
-        nonlocal running, most
+        nonlocal running, peak
         running += 1
-        most = max(most, running)
-        go_on.wait(PATIENCE_S)
+        peak = max(peak, running)
+        go_on.wait(TIMEOUT_S)
         running -= 1
 
-    async with scene(events=3) as s:
+    async with host_group(events=3) as s:
         setting = options(handler_timeout=SOON, stall_after=SOON, give_up_after=SOON * 2)
         a = await s.host("a", on_event=stuck, setting=setting)
         await s.watch.until(
@@ -128,7 +128,7 @@ async def test_a_host_alone_waits_for_its_stuck_thread_until_somebody_can_take_o
         assert [each.rpartition(": ")[2].split()[0] for each in said] == ["kept,", "passed"]
         go_on.set()
         assert s.seen.numbers(host="b") == [0, 1, 2]
-        assert most == 1
+        assert peak == 1
 
 
 @pytest.mark.spec("B6", "P13")
@@ -136,9 +136,9 @@ async def test_when_the_stuck_thread_has_ended_the_host_takes_its_share_again() 
     go_on = threading.Event()
 
     def stuck(context: BlockingContext, event: Event) -> None:
-        go_on.wait(PATIENCE_S)
+        go_on.wait(TIMEOUT_S)
 
-    async with scene(partitions=2, events=1) as s:
+    async with host_group(partitions=2, events=1) as s:
         setting = options(handler_timeout=SOON, stall_after=SOON, give_up_after=SOON * 2)
         a = await s.host("a", on_event=stuck, setting=setting)
         b = await s.host("b", setting=setting)
@@ -154,9 +154,9 @@ async def test_after_a_loss_a_thread_begins_with_no_other_event() -> None:
 
     def slow(context: BlockingContext, event: Event) -> None:
         begun.append(event.sequence_number)
-        go_on.wait(PATIENCE_S)
+        go_on.wait(TIMEOUT_S)
 
-    async with scene(events=5) as s:
+    async with host_group(events=5) as s:
         async with s.make("a", on_event=slow, setting=options(drain_timeout=SOON)) as a:
             await s.watch.sees(PartitionOpened)
             await s.watch.until(lambda: a.status()[0].state is PartitionState.HANDLING)
@@ -184,14 +184,14 @@ async def test_a_handler_that_takes_all_there_is_holds_up_no_renewal(kind: str) 
     async def block(context: Any, event: Event) -> None:
         burn(context, event)
 
-    async with scene(events=4) as s:
+    async with host_group(events=4) as s:
         host = await s.host(on_event=burn if kind == "thread" else block)
         await s.seen.count(4)
         await s.watch.sees(CheckpointWritten, sequence_number=3)
         assert s.seen.numbers() == [0, 1, 2, 3]
         assert {each.epoch for each in s.seen.all} == {1}
         assert host.counts().closed == {}
-        assert s.errors.told == []
+        assert s.errors.received == []
 
 
 @pytest.mark.spec("B6")
@@ -204,7 +204,7 @@ async def test_a_slow_handler_is_reported_and_neither_cancelled_nor_called_twice
         await go_on.wait()
         s.seen.note(context, event)
 
-    async with scene(events=1) as s:
+    async with host_group(events=1) as s:
         setting = options(stall_after=SOON / 2, give_up_after=None)
         await s.host(on_event=slow, setting=setting)
         stalled = await s.watch.sees(Stalled)
@@ -224,12 +224,12 @@ async def test_a_goodbye_that_hangs_does_not_hold_up_the_stop_for_ever(handler_h
         if handler_hangs:
             await asyncio.Event().wait()
 
-    async with scene(events=1) as s:
+    async with host_group(events=1) as s:
         setting = options(drain_timeout=SOON)
         host = s.make(on_event=on_event, on_partition_close=on_close, setting=setting)
         await host.start()
         await s.seen.count(1)
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             await host.stop()
         assert [each.reason for each in s.watch.of(PartitionClosed)] == [CloseReason.LOST]
 
@@ -252,7 +252,7 @@ class SlowToOpen(MemorySource):
 
 @pytest.mark.spec("B6")
 async def test_a_receiver_that_never_comes_is_asked_for_again() -> None:
-    async with scene(source=SlowToOpen(never=1), events=2) as s:
+    async with host_group(source=SlowToOpen(never=1), events=2) as s:
         await s.host(setting=options(stall_after=SOON, give_up_after=None))
         assert not (await s.watch.sees(Stalled)).given_up
         await s.seen.count(2)
@@ -261,7 +261,7 @@ async def test_a_receiver_that_never_comes_is_asked_for_again() -> None:
 @pytest.mark.spec("B3")
 async def test_a_receiver_that_never_comes_does_not_hold_up_a_drain() -> None:
     source = SlowToOpen(never=1)
-    async with scene(source=source, events=2) as s:
+    async with host_group(source=source, events=2) as s:
         a = s.make("a", setting=options(drain_timeout=timedelta(minutes=10)))
         await a.start()
         await source.asked.wait()

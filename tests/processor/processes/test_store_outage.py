@@ -11,7 +11,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from tests.processor.processes.hosts import Crowd, crowd
+from tests.processor.processes.hosts import HostProcesses, host_processes
 from tests.processor.processes.sums import balance, never_together
 from tests.support import postgres
 from tests.support.postgres_server import Server
@@ -22,7 +22,7 @@ LEASE_S = 1.5
 NUMBERS = count(1)
 
 
-def last_closed_s(c: Crowd) -> float:
+def last_closed_s(c: HostProcesses) -> float:
     """When the last host gave up what it could not renew."""
     c.until(lambda: not any(host.held() for host in c.hosts), "all stop what they can not renew")
     assert {each["reason"] for each in c.said("closed")} <= {"lost", "handed over", "shutdown"}
@@ -57,14 +57,14 @@ def away(server: Server) -> Iterator[None]:
 def test_a_crash_of_the_database_costs_no_host_its_partitions_and_repeats_no_event(
     server: Server, url: str, tmp_path: Path
 ) -> None:
-    with crowd(url, tmp_path, partitions=4) as c:
+    with host_processes(url, tmp_path, partitions=4) as c:
         for number in range(2):
             c.begin(f"host{number}", lease_s=20.0, renew_s=0.3)
         c.shared(2, 2)
         with c.producing():
             c.until(lambda: len(c.said("stored")) >= 20, "some work is done")
             opened = len(c.said("opened"))
-            os.kill(server.get_pid() or 0, signal.SIGQUIT)  # at once, in the middle of everything
+            os.kill(server.get_pid() or 0, signal.SIGQUIT)  # immediately, without a clean shutdown
             postgres.start_again(server)
             before = len(c.said("stored"))
             c.until(lambda: len(c.said("stored")) >= before + 20, "work goes on")
@@ -79,7 +79,7 @@ def test_a_crash_of_the_database_costs_no_host_its_partitions_and_repeats_no_eve
 def test_hosts_outlast_a_database_that_is_away_for_longer_than_their_leases(
     server: Server, url: str, tmp_path: Path
 ) -> None:
-    with crowd(url, tmp_path, partitions=4) as c:
+    with host_processes(url, tmp_path, partitions=4) as c:
         hosts = [c.begin(f"host{number}", lease_s=LEASE_S) for number in range(2)]
         c.shared(2, 2)
         c.fill(30)
@@ -87,7 +87,7 @@ def test_hosts_outlast_a_database_that_is_away_for_longer_than_their_leases(
         leaver = c.begin("leaver", lease_s=LEASE_S)
         leaver.says("opened")
         with away(server):
-            assert leaver.leave() == 0, leaver.trouble()
+            assert leaver.leave() == 0, leaver.diagnosis()
             closed_s = last_closed_s(c)
         with c.producing():
             c.shared(2, 2, hosts=hosts)
@@ -96,14 +96,14 @@ def test_hosts_outlast_a_database_that_is_away_for_longer_than_their_leases(
         balance(c)
         assert max(each["when_s"] for each in c.said("opened")) > closed_s
         for host in hosts:
-            assert host.leave() == 0, host.trouble()
+            assert host.leave() == 0, host.diagnosis()
 
 
 @pytest.mark.spec("P2", "P9", "P11", "E3")
 def test_hosts_on_a_full_disk_stop_what_they_can_not_renew_and_come_back_when_there_is_room(
     tmp_path: Path,
 ) -> None:
-    with crowd(f"sqlite:///{tmp_path}/log.db", tmp_path, partitions=4) as c:
+    with host_processes(f"sqlite:///{tmp_path}/log.db", tmp_path, partitions=4) as c:
         # Their notes come through a pipe: there is no file that they could write.
         for number in range(2):
             c.begin(f"host{number}", lease_s=LEASE_S, results="", work_s=0.01)
@@ -121,4 +121,4 @@ def test_hosts_on_a_full_disk_stop_what_they_can_not_renew_and_come_back_when_th
         never_together(c)
         balance(c)
         for host in c.hosts:
-            assert host.leave() == 0, host.trouble()
+            assert host.leave() == 0, host.diagnosis()

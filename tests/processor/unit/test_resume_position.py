@@ -1,4 +1,4 @@
-"""Where a pipeline goes on: the sink's word, the checkpoint's, an operator's, or nobody's."""
+"""Where a pipeline resumes: by the sink, by the checkpoint, by an operator, or unknown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much there is per second: an average that forgets."""
+"""Load per second: an average with a half-life."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ends that overtake each other: whoever was told of a beginning is told of the end."""
+"""Ends that overtake each other: each reported opening has a reported end."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from tests.support.processors import Cuttable, options, scene
+from tests.support.processors import CuttableStore, host_group, options
 
 from leasehold.processor import CloseReason
 from leasehold.processor.events import PartitionClosed
@@ -25,8 +25,8 @@ async def test_a_partition_whose_receiver_is_slow_to_close_is_told_closed_after_
     async def on_close(context: Any, reason: CloseReason) -> None:
         reasons.append(reason)
 
-    async with scene(events=3) as s:
-        link = Cuttable(s.store)  # type: ignore[arg-type]
+    async with host_group(events=3) as s:
+        link = CuttableStore(s.store)  # type: ignore[arg-type]
         host = s.make(store=link.store, on_partition_close=on_close, setting=options(lease_s=2.0))
         await host.start()
         await s.seen.count(3)
@@ -42,7 +42,7 @@ async def test_a_partition_whose_receiver_is_slow_to_close_is_told_closed_after_
         link.cut = True
         stopping = asyncio.create_task(host.stop())
         await closing.wait()
-        await host._over.wait()  # the lease has ended, and all that is left is cancelled
+        await host._ended.wait()  # the lease has ended, and all that is left is cancelled
         await asyncio.sleep(0)
         closes.set()
         await stopping

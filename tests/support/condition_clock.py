@@ -1,4 +1,4 @@
-"""A clock that ends every wait at the moment the test wants, and not by time."""
+"""A clock that ends every wait when the test's condition holds, not by time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from leasehold.clock import SystemClock
 T = TypeVar("T")
 
 
-class Impatient(SystemClock):
+class ConditionClock(SystemClock):
     """Gives up what it waits for when ``over`` says so, and never before.
 
     ``pauses`` counts the calls of ``sleep``, which retries make.
