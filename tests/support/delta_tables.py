@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import types as t
 
 from leasehold.spark import Batch, BatchPart, DeltaSink, Staged
-from leasehold.spark.ranges import Range
+from leasehold.spark.reading import Range
 from leasehold.spark.sinks.delta.files import TaskWriter, answers
 from leasehold.spark.sinks.delta.sink import StagedFiles
 from leasehold.spark.sinks.delta.storage import storage

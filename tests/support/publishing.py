@@ -15,7 +15,7 @@ from leasehold.spark import BatchPart
 from leasehold.spark.log_writer.publication import CommitRequest
 from leasehold.spark.log_writer.publisher import Publisher
 from leasehold.spark.log_writer.staged_rows import StagedFile, StagingPlan, stage
-from leasehold.spark.ranges import Range
+from leasehold.spark.reading import Range
 
 STREAM = "orders"
 PARTITIONS = 3

@@ -13,7 +13,7 @@ import pytest
 
 from leasehold.errors import FencedWrite, SinkChanged, SinkUnfit
 from leasehold.spark import Batch, BatchPart, Sink, SinkPosition
-from leasehold.spark.ranges import Range
+from leasehold.spark.reading import Range
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -1,26 +1,28 @@
-"""Reading ranges of events as Arrow, inside a task of Spark or anywhere else.
+"""Ranges of events, read as Arrow inside a Spark task or anywhere else.
 
-Guarantees:
+A ``Range`` is what a batch reads; ``tasks`` distributes ranges over tasks. ``events`` guarantees:
 
-* All events of the ranges, each once, those of a range in their order, with the columns asked for
-  and exactly the Arrow schema that Spark wants. Every frame has been compared with its checksum;
-  where no bodies are asked for, with that of the rest.
-* Columns are not copied out of the log, but for frames that are too small to be sent alone: they
-  are joined, so that Spark is not fed with crumbs. Large frames are sent in parts.
-* A process opens a stream once, for all its tasks. What a fork took along is not used.
-* What goes wrong names the partition and the range.
+* It returns all events of the ranges, each once, those of a range in order, with the requested
+  columns and exactly the Arrow schema that Spark expects. Every frame is verified by its checksum;
+  if no bodies are requested, by the checksum of the rest.
+* Columns are not copied out of the log. Only frames that are too small to be sent alone are joined,
+  and large frames are sent in parts.
+* A process opens a stream once, for all its tasks. Streams inherited by a fork are not used.
+* Errors name the partition and the range.
 
-Errors of ours that were raised in Spark's tasks and readers: only their text arrives.
+An error raised in a Spark task arrives in the driver only as text; ``raised_in`` recovers it.
 """
 
 from __future__ import annotations
 
 import gc
+import json
 import os
 import re
 import sys
 import threading
 from array import array
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -40,7 +42,92 @@ if TYPE_CHECKING:
 
     from leasehold.events.event import EventBatch
     from leasehold.events.source import RangeSource
-    from leasehold.spark.ranges import Range
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Range:
+    """The events of ``partition`` from ``start`` up to, and without, ``end``.
+
+    Raises:
+        UsageError: it ends before it starts, or starts below 0.
+    """
+
+    partition: str
+    start: int
+    end: int
+
+    def __post_init__(self) -> None:
+        """Refuse what is no range."""
+        if not 0 <= self.start <= self.end:
+            raise UsageError(
+                f"there are no events {self.start} to {self.end} in a partition: a range needs "
+                "0 <= start <= end"
+            )
+
+    def __len__(self) -> int:
+        return self.end - self.start
+
+    def __str__(self) -> str:
+        return f"{self.partition}[{self.start}, {self.end})"
+
+    def cut(self, at: int) -> tuple[Range, Range]:
+        """The part before the event ``at``, and the rest."""
+        return (
+            Range(partition=self.partition, start=self.start, end=at),
+            Range(partition=self.partition, start=at, end=self.end),
+        )
+
+
+def written(ranges: Iterable[Range]) -> str:
+    """The ranges as one line of JSON, for an option of Spark."""
+    return json.dumps([[each.partition, each.start, each.end] for each in ranges])
+
+
+def read(text: str) -> tuple[Range, ...]:
+    """The ranges that ``written`` wrote.
+
+    Raises:
+        UsageError: it is something else.
+    """
+    try:
+        rows = json.loads(text)
+        return tuple(Range(partition=str(p), start=int(s), end=int(e)) for p, s, e in rows)
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"{text!r} holds no ranges ({error}): write [[partition, start, end], …], such as "
+            '[["0", 0, 100]]'
+        ) from error
+
+
+def tasks(ranges: Sequence[Range], count: int) -> list[tuple[Range, ...]]:
+    """Share the ranges out to ``count`` tasks at most, each with about the same number of events.
+
+    Every event is in exactly one of them, and those of a partition are in order. A partition is
+    cut where its task is full: few tasks, all busy to the end, are the cheapest for Spark.
+    """
+    left = [each for each in ranges if len(each)]
+    total = sum(map(len, left))
+    if not total:
+        return []
+    count = max(1, min(count, total))
+    shares: list[tuple[Range, ...]] = []
+    done, share, room = 0, list[Range](), -(-total // count)
+    for whole in left:
+        rest = whole
+        while len(rest):
+            taken, rest = rest.cut(min(rest.start + room, rest.end))
+            share.append(taken)
+            room -= len(taken)
+            done += len(taken)
+            if not room:
+                shares.append(tuple(share))
+                share = []
+                tasks_left = count - len(shares)
+                room = -(-(total - done) // tasks_left) if tasks_left else 0
+    if share:
+        shares.append(tuple(share))
+    return shares
+
 
 _FROM_SPARK = (PySparkException, Py4JJavaError)
 # The last line of a traceback; of several tracebacks in a row the last one tells what was raised.

@@ -29,8 +29,7 @@ from leasehold.errors import BeyondEnd, StoreUnusable, Trimmed
 from leasehold.events import Start
 from leasehold.events.source_urls import open_ranges
 from leasehold.processor.events import PartitionOpened, ReceiverDisplaced
-from leasehold.spark.ranges import Range
-from leasehold.spark.reading import closed, events
+from leasehold.spark.reading import Range, closed, events
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "eventhubs_processor.py"
 

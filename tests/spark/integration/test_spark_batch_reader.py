@@ -11,8 +11,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 from tests.support.spark_streams import STREAM, Stream, numbered, opened_stream
 
 from leasehold.errors import BeyondEnd, UsageError
-from leasehold.spark.ranges import Range
-from leasehold.spark.reading import closed
+from leasehold.spark.reading import Range, closed
 from leasehold.spark.schema import EVENTS, cut
 from leasehold.spark.source.options import parse
 from leasehold.spark.source.read import EventReader, FilteringReader, batch_reader, shared_out

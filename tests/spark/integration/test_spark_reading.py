@@ -14,8 +14,7 @@ from tests.support.spark_streams import STREAM, Stream, numbered, opened_stream
 
 from leasehold.errors import BeyondEnd, DataDamaged, Trimmed, UnknownStream, UsageError
 from leasehold.spark import reading
-from leasehold.spark.ranges import Range
-from leasehold.spark.reading import closed, events, opened
+from leasehold.spark.reading import Range, closed, events, opened
 from leasehold.spark.schema import EVENTS, arrow_of, cut
 
 
@@ -205,7 +204,7 @@ def test_reading_does_not_load_pandas(stream: Stream) -> None:
     # It takes a second of each worker, and Arrow loads it wherever it can.
     stream.send(1, numbered(0, 4))
     program = (
-        "import sys; from leasehold.spark import source; from leasehold.spark.ranges import Range;"
+        "import sys; from leasehold.spark import source; from leasehold.spark.reading import Range;"
         "from leasehold.spark.reading import events; from leasehold.spark.schema import EVENTS;"
         "rows = [Range(partition='1', start=0, end=4)];"
         f"[batch] = events({STREAM!r}, {stream.url!r}, rows, EVENTS.fieldNames());"

@@ -36,7 +36,7 @@ from leasehold.spark.pipeline.events import (
     pace,
 )
 from leasehold.spark.pipeline.staging import Staging, Work
-from leasehold.spark.ranges import Range
+from leasehold.spark.reading import Range
 from leasehold.testing.clock import ManualClock
 
 AT_ONCE = Backoff(base_s=0.0, max_s=0.0)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from leasehold.errors import UsageError
 from leasehold.spark.pipeline.planning import halves, next_ranges
-from leasehold.spark.ranges import Range, read, tasks, written
+from leasehold.spark.reading import Range, read, tasks, written
 
 RANGES = st.lists(
     st.tuples(st.integers(0, 1000), st.integers(0, 300)), min_size=0, max_size=12

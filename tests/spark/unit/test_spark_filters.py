@@ -27,7 +27,7 @@ from pyspark.sql.datasource import (
 )
 
 from leasehold.events import Start
-from leasehold.spark.ranges import Range
+from leasehold.spark.reading import Range
 from leasehold.spark.source.filters import NOTHING, take
 
 START = datetime(2026, 1, 1, tzinfo=UTC)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from leasehold.errors import BeyondEnd, Trimmed
 from leasehold.events import PartitionEnds
-from leasehold.spark.ranges import Range
+from leasehold.spark.reading import Range
 from leasehold.spark.source.stream import advanced, between, check, shared
 
 

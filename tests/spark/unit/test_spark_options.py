@@ -8,7 +8,7 @@ import pytest
 
 from leasehold.errors import InvalidOptions, UsageError
 from leasehold.events import Start
-from leasehold.spark.ranges import Range
+from leasehold.spark.reading import Range
 from leasehold.spark.source.options import check_kind, parse
 
 STORE = "postgresql://me:secret@db/leases"

@@ -21,7 +21,7 @@ from leasehold.spark.audit.judge import judge
 from leasehold.spark.audit.report import AuditMaterial
 from leasehold.spark.audit.rows import missing, open_to_read, rows_of
 from leasehold.spark.pipeline.planning import BatchFrames
-from leasehold.spark.ranges import Range
+from leasehold.spark.reading import Range
 from leasehold.stores import open_store
 
 if TYPE_CHECKING:

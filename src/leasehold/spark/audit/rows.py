@@ -60,8 +60,7 @@ from leasehold.spark.audit.claims import ROWS_COUNTED, ROWS_ONCE, found, words
 from leasehold.spark.audit.report import Level
 from leasehold.spark.log_writer.publication_ledger import PublicationLedger
 from leasehold.spark.pipeline.planning import BatchFrames
-from leasehold.spark.ranges import Range
-from leasehold.spark.reading import events
+from leasehold.spark.reading import Range, events
 from leasehold.spark.sinks.directory import DELTA, PARQUET, lies_in
 from leasehold.spark.sinks.postgres.target import connected, identifier
 from leasehold.stores.blocking import named_queries

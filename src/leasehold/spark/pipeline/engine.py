@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from leasehold.spark.pipeline.owned_partitions import OwnedPartitions
     from leasehold.spark.pipeline.planning import BatchFrames
     from leasehold.spark.pipeline.takeover import ResumePlace
-    from leasehold.spark.ranges import Range
+    from leasehold.spark.reading import Range
     from leasehold.spark.sinks.port import Sink, Staged
 
 log = logging.getLogger("leasehold.spark")

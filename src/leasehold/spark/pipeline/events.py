@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from leasehold.clock import Clock
-    from leasehold.spark.ranges import Range
+    from leasehold.spark.reading import Range
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

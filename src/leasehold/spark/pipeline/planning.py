@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from leasehold.spark.ranges import Range, read, tasks, written
-from leasehold.spark.reading import events
+from leasehold.spark.reading import Range, events, read, tasks, written
 from leasehold.spark.schema import EVENTS, arrow_of, cut
 
 if TYPE_CHECKING:

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from leasehold.spark.pipeline.batch_errors import Trouble
     from leasehold.spark.pipeline.engine import RunContext
     from leasehold.spark.pipeline.events import BatchCommitted
-    from leasehold.spark.ranges import Range
+    from leasehold.spark.reading import Range
     from leasehold.spark.sinks.port import Batch
 
 log = logging.getLogger("leasehold.spark")

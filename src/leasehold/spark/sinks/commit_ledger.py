@@ -17,7 +17,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from leasehold.errors import FencedWrite, SinkChanged
-from leasehold.spark.ranges import Range
+from leasehold.spark.reading import Range
 from leasehold.spark.sinks.port import Commit, SinkPosition, Written
 from leasehold.stores.blocking import named_queries
 

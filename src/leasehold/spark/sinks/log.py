@@ -23,8 +23,7 @@ from leasehold.events.source_urls import stream_of
 from leasehold.spark.log_writer.publication import CommitRequest
 from leasehold.spark.log_writer.publisher import Publisher
 from leasehold.spark.log_writer.staged_rows import StagedFile, StagingPlan, check_columns, stage
-from leasehold.spark.ranges import Range
-from leasehold.spark.reading import settle
+from leasehold.spark.reading import Range, settle
 from leasehold.spark.schema import arrow_of
 from leasehold.spark.sinks.port import Commit, Staged, Written
 

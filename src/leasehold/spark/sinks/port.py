@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from leasehold.spark.ranges import Range
+    from leasehold.spark.reading import Range
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

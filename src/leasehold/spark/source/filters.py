@@ -25,7 +25,7 @@ from pyspark.sql.datasource import (
 )
 
 from leasehold.events.start import Start, StartKind
-from leasehold.spark.ranges import Range
+from leasehold.spark.reading import Range
 from leasehold.spark.schema import EVENTS
 
 if TYPE_CHECKING:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql.types import DataType
 
-    from leasehold.spark.ranges import Range
+    from leasehold.spark.reading import Range
     from leasehold.spark.source.filters import Pushed
     from leasehold.spark.source.options import ReadOptions
 

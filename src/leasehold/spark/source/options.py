@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 from leasehold.errors import InvalidOptions, UsageError
 from leasehold.events.source_urls import is_in_store, name_of, shown
 from leasehold.events.start import Start
-from leasehold.spark import ranges as range_text
+from leasehold.spark import reading as range_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from leasehold.spark.ranges import Range
+    from leasehold.spark.reading import Range
 
 NAMES = (
     *("store", "stream", "path", "partitions", "start", "starts", "end", "ranges", "tasks"),

@@ -12,8 +12,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from leasehold.errors import BeyondEnd, Trimmed, UsageError
 from leasehold.events.start import StartKind
-from leasehold.spark.ranges import Range, tasks
-from leasehold.spark.reading import opened, settle
+from leasehold.spark.reading import Range, opened, settle, tasks
 from leasehold.spark.source.filters import NOTHING, take
 from leasehold.spark.source.layout import Layout
 

@@ -32,8 +32,7 @@ from leasehold.errors import BeyondEnd, StoreUnavailable, Trimmed
 from leasehold.events.source import PartitionEnds
 from leasehold.events.source_urls import shown
 from leasehold.events.start import StartKind
-from leasehold.spark.ranges import Range
-from leasehold.spark.reading import closed, opened
+from leasehold.spark.reading import Range, closed, opened
 from leasehold.spark.source.filters import NOTHING
 from leasehold.spark.source.layout import Layout
 from leasehold.spark.source.read import EventPartition, chosen, place, shared_out

@@ -35,8 +35,7 @@ from leasehold.names import check_name, holder_id
 from leasehold.spark.log_writer.publication import CommitRequest
 from leasehold.spark.log_writer.publisher import SAVES, Publisher
 from leasehold.spark.log_writer.staged_rows import check_columns, stage
-from leasehold.spark.ranges import Range
-from leasehold.spark.reading import settle
+from leasehold.spark.reading import Range, settle
 from leasehold.spark.schema import arrow_of
 from leasehold.spark.sinks.port import BatchPart
 from leasehold.spark.source.options import known

@@ -29,7 +29,7 @@ from leasehold.errors import (
     SinkUnfit,
     StoreUnavailable,
 )
-from leasehold.spark.ranges import Range
+from leasehold.spark.reading import Range
 from leasehold.spark.sinks.port import Batch, BatchPart
 from leasehold.spark.standby_query.location import query_id
 

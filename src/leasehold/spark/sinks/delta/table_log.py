@@ -35,7 +35,7 @@ from deltalake.exceptions import (
 from pyspark.sql.types import StructType
 
 from leasehold.errors import LeaseholdError, SinkChanged, SinkUnfit, StoreUnavailable, UsageError
-from leasehold.spark.ranges import Range
+from leasehold.spark.reading import Range
 from leasehold.spark.sinks.delta.rules import all_nullable, columns_of, refuse_unfit_table
 from leasehold.spark.sinks.delta.storage import storage
 from leasehold.spark.sinks.port import Commit
