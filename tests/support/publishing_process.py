@@ -44,7 +44,7 @@ def main(told: dict[str, Any]) -> None:
                     os.kill(os.getpid(), signal.SIGKILL)
 
     # So that a batch is sent in many deliveries.
-    publishing_sending._MAX_PARCELS = 1
+    publishing_sending._MAX_SYNC_FRAMES = 1
     opened = publisher(told["url"], step=step)
     for number in range(told["first"], told["first"] + told["count"]):
         files = staged(opened.plan(), f"b{number}", told["rows"], tasks=4)

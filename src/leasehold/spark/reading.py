@@ -1,6 +1,6 @@
 """Ranges of events, read as Arrow inside a Spark task or anywhere else.
 
-A ``Range`` is what a batch reads; ``tasks`` distributes ranges over tasks. ``events`` guarantees:
+A ``Range`` is what a batch reads; ``split_into_tasks`` distributes ranges over tasks. ``read_events`` guarantees:
 
 * It returns all events of the ranges, each once, those of a range in order, with the requested
   columns and exactly the Arrow schema that Spark expects. Every frame is verified by its checksum;
@@ -10,7 +10,7 @@ A ``Range`` is what a batch reads; ``tasks`` distributes ranges over tasks. ``ev
 * A process opens a stream once, for all its tasks. Streams inherited by a fork are not used.
 * Errors name the partition and the range.
 
-An error raised in a Spark task arrives in the driver only as text; ``raised_in`` recovers it.
+An error raised in a Spark task arrives in the driver only as text; ``leasehold_error_in`` recovers it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from leasehold.errors import LeaseholdError, StoreError, UsageError
 from leasehold.events.event import STORED_SCHEMA
 from leasehold.events.source_urls import open_ranges, shown
 from leasehold.runtime.tracebacks import reason_of
-from leasehold.spark.schema import arrow_of, cut
+from leasehold.spark.schema import arrow_schema, select_columns
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -70,7 +70,7 @@ class Range:
     def __str__(self) -> str:
         return f"{self.partition}[{self.start}, {self.end})"
 
-    def cut(self, at: int) -> tuple[Range, Range]:
+    def split_at(self, at: int) -> tuple[Range, Range]:
         """The part before the event ``at``, and the rest."""
         return (
             Range(partition=self.partition, start=self.start, end=at),
@@ -78,13 +78,13 @@ class Range:
         )
 
 
-def written(ranges: Iterable[Range]) -> str:
+def ranges_to_json(ranges: Iterable[Range]) -> str:
     """The ranges as one line of JSON, for an option of Spark."""
     return json.dumps([[each.partition, each.start, each.end] for each in ranges])
 
 
-def read(text: str) -> tuple[Range, ...]:
-    """The ranges that ``written`` wrote.
+def ranges_from_json(text: str) -> tuple[Range, ...]:
+    """The ranges that ``ranges_to_json`` wrote.
 
     Raises:
         UsageError: it is something else.
@@ -99,7 +99,7 @@ def read(text: str) -> tuple[Range, ...]:
         ) from error
 
 
-def tasks(ranges: Sequence[Range], count: int) -> list[tuple[Range, ...]]:
+def split_into_tasks(ranges: Sequence[Range], count: int) -> list[tuple[Range, ...]]:
     """Share the ranges out to ``count`` tasks at most, each with about the same number of events.
 
     Every event is in exactly one of them, and those of a partition are in order. A partition is
@@ -115,7 +115,7 @@ def tasks(ranges: Sequence[Range], count: int) -> list[tuple[Range, ...]]:
     for whole in left:
         rest = whole
         while len(rest):
-            taken, rest = rest.cut(min(rest.start + room, rest.end))
+            taken, rest = rest.split_at(min(rest.start + room, rest.end))
             share.append(taken)
             room -= len(taken)
             done += len(taken)
@@ -129,22 +129,22 @@ def tasks(ranges: Sequence[Range], count: int) -> list[tuple[Range, ...]]:
     return shares
 
 
-_FROM_SPARK = (PySparkException, Py4JJavaError)
+_SPARK_ERRORS = (PySparkException, Py4JJavaError)
 # The last line of a traceback; of several tracebacks in a row the last one tells what was raised.
-_RAISED = re.compile(r"^leasehold\.errors\.(\w+)(?:: (.*))?$", re.MULTILINE)
+_ERROR_LINE = re.compile(r"^leasehold\.errors\.(\w+)(?:: (.*))?$", re.MULTILINE)
 
 
-def raised_in(error: Exception) -> tuple[str, str] | None:
+def leasehold_error_in(error: Exception) -> tuple[str, str] | None:
     """The name of an error of ours that Spark tells of, and its words; None if it is another."""
-    found = _RAISED.findall(reason_of(error)) if isinstance(error, _FROM_SPARK) else []
+    found = _ERROR_LINE.findall(reason_of(error)) if isinstance(error, _SPARK_ERRORS) else []
     return (found[-1][0], found[-1][1]) if found else None
 
 
-def wrong_use_in(error: Exception) -> UsageError | None:
+def usage_error_in(error: Exception) -> UsageError | None:
     """The ``UsageError`` that it is or tells of: what was given can not work, however often."""
     if isinstance(error, UsageError):
         return error
-    name, words = raised_in(error) or ("", "")
+    name, words = leasehold_error_in(error) or ("", "")
     kind = getattr(errors, name, None)
     if isinstance(kind, type) and issubclass(kind, UsageError):
         return UsageError(words or name)
@@ -154,9 +154,9 @@ def wrong_use_in(error: Exception) -> UsageError | None:
 MIN_ROWS = 1 << 10  # fewer cost Spark more for each row
 MIN_BYTES = 1 << 20  # and so does each batch, which counts where the rows are small
 MAX_ROWS = 40_000
-_MANY_ROWS = 65_536  # more at once bring nothing, however small they are
+_ENOUGH_ROWS = 65_536  # more at once bring nothing, however small they are
 MAX_BYTES = 32 << 20
-_settled = 0  # the process that settle() was called in
+_frozen_pid = 0  # the process that settle() was called in
 
 
 class _OpenStreams:
@@ -191,24 +191,24 @@ class _OpenStreams:
             self._lock, self._process, self._sources = threading.Lock(), os.getpid(), {}
 
 
-_OPENED = _OpenStreams()
+_STREAMS = _OpenStreams()
 
 
-def opened(source: str, store: str) -> RangeSource:
+def open_stream(source: str, store: str) -> RangeSource:
     """The stream, open in this process and shared by all that ask; nobody else closes it.
 
     Raises:
         UsageError, UnknownStream, StoreUnavailable, StoreUnusable: as ``open_ranges``.
     """
-    return _OPENED.get(source, store)
+    return _STREAMS.get(source, store)
 
 
-def closed(source: str, store: str) -> None:
+def close_stream(source: str, store: str) -> None:
     """Close the shared one, if there is one: whoever asks next opens it anew."""
-    _OPENED.drop(source, store)
+    _STREAMS.drop(source, store)
 
 
-def events(
+def read_events(
     source: str,
     store: str,
     ranges: Iterable[Range],
@@ -226,60 +226,60 @@ def events(
         DataDamaged, VolumeUnusable: it can not be read.
         UnknownStream, StoreUnavailable, StoreUnusable: the stream can not be opened.
     """
-    settle()
-    schema = columns if isinstance(columns, pa.Schema) else arrow_of(cut(columns))
-    cut(schema.names)
-    pieces = _pieces(source, store, ranges, schema, max_rows=max_rows)
-    return _joined(pieces, min_rows=min_rows, min_bytes=min_bytes)
+    freeze_garbage_collection()
+    schema = columns if isinstance(columns, pa.Schema) else arrow_schema(select_columns(columns))
+    select_columns(schema.names)
+    pieces = _read_pieces(source, store, ranges, schema, max_rows=max_rows)
+    return _join_small(pieces, min_rows=min_rows, min_bytes=min_bytes)
 
 
-def settle() -> None:
+def freeze_garbage_collection() -> None:
     """In a worker of Spark, once: leave what is loaded by now out of each collection of garbage.
 
     Spark's workers collect after every task and every plan, and most of what they look at is
     modules. A process that is not Spark's is left alone.
     """
-    global _settled  # noqa: PLW0603 - of the process, as what it is about
+    global _frozen_pid  # noqa: PLW0603 - of the process, as what it is about
     # A flag, not gc.get_freeze_count(): that one counts, and there is much to count.
-    if _settled == os.getpid():
+    if _frozen_pid == os.getpid():
         return
-    _settled = os.getpid()
+    _frozen_pid = os.getpid()
     main = getattr(sys.modules.get("__main__"), "__spec__", None)
     if getattr(main, "name", "").startswith("pyspark."):
         gc.collect()
         gc.freeze()
 
 
-def _pieces(
+def _read_pieces(
     source: str, store: str, ranges: Iterable[Range], schema: pa.Schema, *, max_rows: int
 ) -> Iterator[pa.RecordBatch]:
     """The events as they lie in the log, cut to the columns, none with too many rows."""
-    places = tuple(_PLACES.get(name) for name in schema.names)
+    places = tuple(_COLUMN_INDEXES.get(name) for name in schema.names)
     bodies = "body" in schema.names
     for each in ranges:
         try:
-            found = opened(source, store)
+            found = open_stream(source, store)
             for batch in found.read(each.partition, each.start, each.end, bodies=bodies):
-                whole = _columns(batch, places, schema)
+                whole = _select(batch, places, schema)
                 rows = _max_rows(whole, max_rows)
                 for first in range(0, whole.num_rows, rows):
                     yield whole if rows >= whole.num_rows else whole.slice(first, rows)
         except LeaseholdError as error:
             if isinstance(error, StoreError):
-                closed(source, store)
+                close_stream(source, store)
             error.args = (f"events {each} of {shown(source)!r} can not be read: {error}",)
             raise
 
 
 def _max_rows(batch: pa.RecordBatch, max_rows: int) -> int:
     """How many of its rows go at once, so that about ``MAX_BYTES`` do."""
-    size = _size(batch)
+    size = _size_bytes(batch)
     if size <= MAX_BYTES:
         return max_rows
     return max(min(max_rows, int(MAX_BYTES * batch.num_rows // size)), 1)
 
 
-def _size(batch: pa.RecordBatch) -> int:
+def _size_bytes(batch: pa.RecordBatch) -> int:
     """Its bytes. Of a cut frame that is neither small nor large, perhaps those of the whole frame.
 
     ``nbytes`` looks at the values, and takes as long as all else that is done for a batch: it is
@@ -290,29 +290,31 @@ def _size(batch: pa.RecordBatch) -> int:
     return int(batch.nbytes) if exact else size
 
 
-def _columns(batch: EventBatch, places: Sequence[int | None], schema: pa.Schema) -> pa.RecordBatch:
+def _select(batch: EventBatch, places: Sequence[int | None], schema: pa.Schema) -> pa.RecordBatch:
     """The columns at these places of what is stored; None is the partition, which is not."""
     stored = batch.arrow
     return pa.RecordBatch.from_arrays(
         [
-            _named(batch.partition, stored.num_rows) if place is None else stored.column(place)
+            _partition_column(batch.partition, stored.num_rows)
+            if place is None
+            else stored.column(place)
             for place in places
         ],
         schema=schema,
     )
 
 
-_PLACES = {name: place for place, name in enumerate(STORED_SCHEMA.names)}
+_COLUMN_INDEXES = {name: place for place, name in enumerate(STORED_SCHEMA.names)}
 
 
-def _named(partition: str, count: int) -> pa.Array:
+def _partition_column(partition: str, count: int) -> pa.Array:
     """The id of the partition, ``count`` times."""
     size = max(1 << 12, 1 << (count - 1).bit_length())
-    return _repeated(partition, size).slice(0, count)
+    return _repeat(partition, size).slice(0, count)
 
 
 @lru_cache(maxsize=64)
-def _repeated(partition: str, size: int) -> pa.Array:
+def _repeat(partition: str, size: int) -> pa.Array:
     """By its bytes: the first pa.scalar of a process loads pandas, which takes a second."""
     name = partition.encode()
     places = array("i", range(0, (size + 1) * len(name), len(name)))
@@ -321,7 +323,7 @@ def _repeated(partition: str, size: int) -> pa.Array:
     )
 
 
-def _joined(
+def _join_small(
     pieces: Iterator[pa.RecordBatch], *, min_rows: int, min_bytes: int
 ) -> Iterator[pa.RecordBatch]:
     """The same, where small ones that follow each other are copied into one."""
@@ -330,14 +332,14 @@ def _joined(
     for piece in pieces:
         waiting.append(piece)
         rows += piece.num_rows
-        size += _size(piece)
-        enough = rows >= min_rows and (size >= min_bytes or rows >= _MANY_ROWS)
+        size += _size_bytes(piece)
+        enough = rows >= min_rows and (size >= min_bytes or rows >= _ENOUGH_ROWS)
         if enough or size >= MAX_BYTES:
-            yield _one(waiting)
+            yield _concat(waiting)
             waiting, rows, size = [], 0, 0
     if waiting:
-        yield _one(waiting)
+        yield _concat(waiting)
 
 
-def _one(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+def _concat(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches)

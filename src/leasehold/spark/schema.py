@@ -42,7 +42,7 @@ EVENTS = StructType(
 )
 
 
-def cut(columns: Iterable[str]) -> StructType:
+def select_columns(columns: Iterable[str]) -> StructType:
     """Only these columns of ``EVENTS``, in this order.
 
     Raises:
@@ -51,7 +51,7 @@ def cut(columns: Iterable[str]) -> StructType:
     return StructType([_field(name) for name in columns])
 
 
-def checked(wanted: StructType) -> StructType:
+def check_columns(wanted: StructType) -> StructType:
     """The same columns, if an event can fill them.
 
     Raises:
@@ -69,7 +69,7 @@ def checked(wanted: StructType) -> StructType:
     return wanted
 
 
-def arrow_of(columns: StructType) -> pa.Schema:
+def arrow_schema(columns: StructType) -> pa.Schema:
     """The Arrow schema that Spark wants batches of these columns to have."""
     return to_arrow_schema(columns, timezone="UTC")
 

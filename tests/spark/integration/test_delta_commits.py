@@ -330,7 +330,7 @@ def test_a_commit_that_meets_a_version_that_can_not_be_read_keeps_its_files(
 
     answered_by_the_layers_own_retry(monkeypatch)
     with monkeypatch.context() as patched:
-        patched.setattr("leasehold.spark.sinks.delta.table_log.entry", away)
+        patched.setattr("leasehold.spark.sinks.delta.table_log.read_version", away)
         with pytest.raises(StoreUnavailable):
             sink.commit(rows, each)
     sink.discard(rows)

@@ -14,7 +14,7 @@ from tests.support.delta_tables import GROUP, NO_SPARK, opened, put
 from leasehold.errors import SinkUnfit, StoreUnavailable, VolumeUnusable
 from leasehold.spark import DeltaSink, ParquetSink
 from leasehold.spark.sinks.delta.files import TaskWriter
-from leasehold.spark.sinks.delta.storage import Storage, storage
+from leasehold.spark.sinks.delta.storage import Storage, storage_at
 from leasehold.spark.sinks.parquet.files import write_files
 
 Opening = Callable[[Path], None]
@@ -103,7 +103,7 @@ def test_a_directory_that_is_there_and_takes_no_files_is_told_too(tmp_path: Path
 def _written_by_delta(place: Path, by: tuple[str, ...], value: str) -> None:
     place.mkdir(exist_ok=True)
     rows = pa.RecordBatch.from_pydict({"name": [value], "n": [1]})
-    writer = TaskWriter(place=storage(place, None), token="t", partition_by=by, required=())
+    writer = TaskWriter(place=storage_at(place, None), token="t", partition_by=by, required=())
     writer.written("part-leasehold-0", iter([rows]))
 
 
@@ -141,7 +141,7 @@ def test_a_bucket_that_a_task_does_not_reach_is_a_store_that_is_away(
     monkeypatch.setattr(Storage, "open_fs", lambda _: fs.SubTreeFileSystem(str(tmp_path), DISK))
     monkeypatch.setattr(Storage, "finish", cut_off)
     rows = pa.RecordBatch.from_pydict({"n": [1]})
-    place = storage("s3://user:secret@bucket/delays", None)
+    place = storage_at("s3://user:secret@bucket/delays", None)
     writer = TaskWriter(place=place, token="t", partition_by=(), required=())
     with pytest.raises(StoreUnavailable, match=r"s3://bucket/delays \(the connection was cut\)"):
         writer.written("part-leasehold-0", iter([rows]))

@@ -71,7 +71,7 @@ def test_a_batch_that_is_not_published_stays_so_and_its_rows_are_not_missed(
         with pytest.raises(StoreUnavailable):
             sink.commit(sink.stage(local_frame("body string", [("a:1",)]), batch), batch)
         sink.close()
-    monkeypatch.setattr("leasehold.spark.log_writer.publication_ledger._UNTENDED_S", 0.0)
+    monkeypatch.setattr("leasehold.spark.log_writer.publication_ledger._HEARTBEAT_TIMEOUT_S", 0.0)
 
     sink = LogSink(STREAM, store=url)
     assert seen(sink) == ["0[0, 1)"]

@@ -20,10 +20,10 @@ from leasehold.spark.source.write import BatchWriter, StreamWriter, TaskResult, 
 def url(tmp_path: Path) -> Iterator[str]:
     made = f"sqlite:///{tmp_path}/store.db"
     make_log(made, tmp_path)
-    before = dict(write._KEPT)
+    before = dict(write._PUBLISHERS)
     yield made
-    for key in set(write._KEPT) - set(before):
-        write._KEPT.pop(key).close()
+    for key in set(write._PUBLISHERS) - set(before):
+        write._PUBLISHERS.pop(key).close()
 
 
 @pytest.fixture(params=["commit", "publish"])
@@ -52,7 +52,7 @@ def batch_of_three(url: str) -> tuple[BatchWriter, list[TaskResult]]:
 
 def query_of(url: str, checkpoint: str) -> StreamWriter:
     options = WriteOptions(stream=STREAM, store=url, name="copy", checkpoint=checkpoint)
-    return StreamWriter(options, write._kept(options).plan(shared=True))
+    return StreamWriter(options, write._cached_publisher(options).plan(shared=True))
 
 
 def put(query: StreamWriter, name: str, number: int) -> None:

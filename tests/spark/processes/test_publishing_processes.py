@@ -109,7 +109,7 @@ def test_a_driver_that_was_paused_adds_nothing_when_it_wakes_up(
     times: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(publishing_sending, "_ANSWER_LIMIT_S", 0.5)  # of an owner that is paused
+    monkeypatch.setattr(publishing_sending, "_OWNER_TIMEOUT_S", 0.5)  # of an owner that is paused
     old = drive(signal="STOP", at=at, times=times, epoch=1, count=2)
     assert old.line() == {"at": at}
     old.until_stopped()

@@ -28,11 +28,11 @@ from leasehold.model import EndReason
 from leasehold.spark import DeltaSink, LogSink, Pipeline, PipelineOptions, PostgresSink, Sink
 from leasehold.spark.audit import AuditMaterial, Verdict, audit, judge
 from leasehold.spark.audit import rows as sink_rows
-from leasehold.spark.audit.claims import fetched
-from leasehold.spark.audit.gather import _sunk
+from leasehold.spark.audit.claims import fetch_findings
+from leasehold.spark.audit.gather import _read_sink
 from leasehold.spark.audit.judge import (
-    _of_the_rows,
-    _quick,
+    _row_findings,
+    _small_query_session,
     checkpoint_findings,
     commit_findings,
     log_findings,
@@ -62,7 +62,7 @@ def told_event(partition: str, number: int) -> str:
 
 def small(spark: SparkSession, material: AuditMaterial) -> Tables:
     """As ``judge`` makes them; the session of all tests stays the active one."""
-    made_tables = tables(_quick(spark), material)
+    made_tables = tables(_small_query_session(spark), material)
     tables(spark, material)
     return made_tables
 
@@ -71,7 +71,7 @@ def told(frames: list[DataFrame], level: Level = Level.FAULT) -> dict[tuple[str,
     """What was found: (check, partition) -> the words."""
     return {
         (each.check, each.partition): each.what
-        for (_, found), seen in fetched(frames).items()
+        for (_, found), seen in fetch_findings(frames).items()
         if found is level
         for each in seen.first
     }
@@ -217,7 +217,7 @@ def test_missing_doubled_and_stray_rows_are_found(spark: SparkSession) -> None:
     rows = numbers(spark, sunk)
     frames = sink_rows.miscounted(rows, made_tables.commits)
     frames += sink_rows.findings(rows, made_tables.commits)
-    seen = fetched(frames)
+    seen = fetch_findings(frames)
     assert {
         (each.partition, each.what, each.evidence) for each in seen["rows-once", Level.FAULT].first
     } == {
@@ -331,13 +331,13 @@ def test_missing_doubled_and_stray_rows_of_a_table_and_of_a_stream_are_found(
             (stream, "a key", Level.UNKNOWN),
         ]
         for sink, replaced, level in sinks:
-            sunk = _sunk(spark, sink, GROUP, url, until=held.enter_context(ExitStack()))
+            sunk = _read_sink(spark, sink, GROUP, url, until=held.enter_context(ExitStack()))
             assert sunk.rows is not None
             made_tables = tables(spark, a.with_commits(*sunk.commits or ()))
-            frames = _of_the_rows(sunk.rows.frame, made_tables, replaced, by_number=True)
+            frames = _row_findings(sunk.rows.frame, made_tables, replaced, by_number=True)
             seen = {
                 (each.level, each.check, each.partition, each.what)
-                for kind in fetched(frames).values()
+                for kind in fetch_findings(frames).values()
                 for each in kind.first
             }
             assert seen == {(Level.FAULT, *each) for each in STRAYS} | {(level, *LOST)}

@@ -25,7 +25,7 @@ from leasehold.errors import (
 )
 from leasehold.processor import HookEvent
 from leasehold.spark import Batch, BatchPart, PipelineOptions, PoisonPolicy, Staged, Written
-from leasehold.spark.pipeline.batch_errors import trouble_of
+from leasehold.spark.pipeline.batch_errors import storage_error_in
 from leasehold.spark.pipeline.committing import Committing
 from leasehold.spark.pipeline.engine import RunContext
 from leasehold.spark.pipeline.events import (
@@ -266,18 +266,18 @@ def test_a_disk_that_fails_while_no_events_are_tried_stops_the_pipeline() -> Non
 
 
 def test_an_error_of_the_function_that_only_speaks_of_ours_is_its_own() -> None:
-    assert trouble_of(of_a_task("ValueError", "leasehold.errors.DataDamaged: no")) is None
-    assert trouble_of(of_a_task("leasehold.errors.SinkUnfit", "an event is too big")) is None
-    assert trouble_of(of_a_task("leasehold.errors.Nothing", "of this name")) is None
-    assert trouble_of(RuntimeError("leasehold.errors.StoreUnavailable: not of Spark")) is None
-    assert trouble_of(Py4JError("gone")) is None
+    assert storage_error_in(of_a_task("ValueError", "leasehold.errors.DataDamaged: no")) is None
+    assert storage_error_in(of_a_task("leasehold.errors.SinkUnfit", "an event is too big")) is None
+    assert storage_error_in(of_a_task("leasehold.errors.Nothing", "of this name")) is None
+    assert storage_error_in(RuntimeError("leasehold.errors.StoreUnavailable: not of Spark")) is None
+    assert storage_error_in(Py4JError("gone")) is None
     unusable = StoreUnusable("too new")
-    assert trouble_of(unusable) is unusable
+    assert storage_error_in(unusable) is unusable
 
 
 def test_trouble_without_words_is_trouble() -> None:
     text = "Traceback (most recent call last):\nleasehold.errors.StoreUnavailable\n\n\tat java"
-    found = trouble_of(PySparkException(text))
+    found = storage_error_in(PySparkException(text))
     assert isinstance(found, StoreUnavailable)
     assert str(found) == "StoreUnavailable"
 

@@ -17,7 +17,7 @@ from leasehold.spark.log_writer import staged_rows as publishing_rows
 from leasehold.spark.log_writer.staged_rows import (
     StagingPlan,
     check_columns,
-    measured,
+    size_and_checksum,
     stage,
     staged_batches,
 )
@@ -59,7 +59,7 @@ def test_every_row_is_staged_once_for_the_partition_of_its_key_and_in_order(
         return
     assert file is not None
     assert (file.rows, file.task, file.partitions) == (number, 3, partitions)
-    assert measured(Path(file.path)) == (file.bytes, file.checksum)
+    assert size_and_checksum(Path(file.path)) == (file.bytes, file.checksum)
     seen: list[int] = []
     last: dict[int, int] = {}
     for partition, batch in staged_batches(file.path):

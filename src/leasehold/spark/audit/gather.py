@@ -19,7 +19,7 @@ from leasehold.events.source_urls import open_ranges
 from leasehold.names import last_part, partition_group, partition_key
 from leasehold.spark.audit.judge import judge
 from leasehold.spark.audit.report import AuditMaterial
-from leasehold.spark.audit.rows import missing, open_to_read, rows_of
+from leasehold.spark.audit.rows import missing_sink, open_to_read, rows_of
 from leasehold.spark.pipeline.planning import BatchFrames
 from leasehold.spark.reading import Range
 from leasehold.stores import open_store
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
     _Known: TypeAlias = tuple[str, dict[str, int], tuple[Checkpoint, ...]]
 
-_EVERY_TERM = 1_000_000
-_LOOKS = 3
+_MAX_TERMS = 1_000_000
+_MAX_READS = 3
 _COLUMNS = ("partition", "sequence_number", "enqueued_at")
 
 
@@ -75,19 +75,19 @@ def audit(
     """
     name = partition_group(stream, group)
     say("reading the store")
-    shown, epochs, checkpoints = _looked_up(store, stream, group, sink)
+    shown, epochs, checkpoints = _read_store(store, stream, group, sink)
     with ExitStack() as held:
         found = _SinkContents()
         if sink is not None:
             say(f"reading the commits of {sink.name}")
             open_to_read(sink, spark)
             held.callback(sink.close)
-            found = _sunk(spark, sink, name, store, until=held.enter_context(ExitStack()))
+            found = _read_sink(spark, sink, name, store, until=held.enter_context(ExitStack()))
         named = {each.range.partition for each in found.commits or ()}
         keys = {partition_key(stream, group, each) for each in {*epochs, *named}}
         terms = anyio.run(_terms, store, sorted({*keys, *(each.key for each in checkpoints)}))
         if not (epochs or terms or found.commits):
-            raise _unknown(store, stream, group)
+            raise _unknown_group(store, stream, group)
         ends, log_trouble = _ends(store, stream)
         material = AuditMaterial(
             stream=stream,
@@ -107,7 +107,7 @@ def audit(
         )
         say("judging, on Spark")
         rows = found.rows.frame if found.rows is not None else None
-        log = _log(spark, store, stream, ends) if ends is not None else None
+        log = _log_frame(spark, store, stream, ends) if ends is not None else None
         return judge(spark, material, rows=rows, log=log)
 
 
@@ -118,22 +118,22 @@ def refuse_unknown(*, store: str, stream: str, group: str, sink: Sink | None = N
         UnknownResource: there is no such group, no such stream, or no such sink.
         InvalidUrl, StoreUnavailable, StoreUnusable: the store can not be read.
     """
-    _looked_up(store, stream, group, sink)
+    _read_store(store, stream, group, sink)
 
 
-def _looked_up(url: str, stream: str, group: str, sink: Sink | None) -> _Known:
+def _read_store(url: str, stream: str, group: str, sink: Sink | None) -> _Known:
     """What the store knows. Of a group that it has forgotten the sink may still know something."""
     known = anyio.run(_checkpoints, url, partition_group(stream, group))
     _, epochs, checkpoints = known
-    no_sink = missing(sink) if sink is not None else None
+    no_sink = missing_sink(sink) if sink is not None else None
     if not (epochs or checkpoints) and (sink is None or no_sink is not None):
-        raise _unknown(url, stream, group)
+        raise _unknown_group(url, stream, group)
     if no_sink is not None:
         raise no_sink
     return known
 
 
-def _unknown(url: str, stream: str, group: str) -> UnknownResource:
+def _unknown_group(url: str, stream: str, group: str) -> UnknownResource:
     """The error for a group of which nobody knows anything: it may be the stream that is wrong."""
     try:
         open_ranges(stream, store_url=url, name="audit").close()
@@ -161,17 +161,17 @@ async def _checkpoints(url: str, name: str) -> _Known:
 async def _terms(url: str, keys: Iterable[str]) -> tuple[Term, ...]:
     """All terms that are kept, oldest first."""
     async with open_store(url) as store:
-        found = [term for key in keys for term in await store.history(key, limit=_EVERY_TERM)]
+        found = [term for key in keys for term in await store.history(key, limit=_MAX_TERMS)]
     return tuple(reversed(found))
 
 
-def _sunk(
+def _read_sink(
     spark: SparkSession, sink: Sink, name: str, store: str, *, until: ExitStack
 ) -> _SinkContents:
     """Commits and rows of the same moment, if the sink stands still for it."""
     commits = tuple(sink.commits(name))
     rows = None
-    for _ in range(_LOOKS):
+    for _ in range(_MAX_READS):
         until.close()  # the last look
         try:
             rows = rows_of(sink, spark, store=store, until=until)
@@ -208,7 +208,7 @@ def _ends(url: str, stream: str) -> tuple[Mapping[str, PartitionEnds] | None, st
         source.close()
 
 
-def _log(
+def _log_frame(
     spark: SparkSession, url: str, stream: str, ends: Mapping[str, PartitionEnds]
 ) -> DataFrame:
     """All events of the log between these ends, by number only."""

@@ -45,9 +45,9 @@ from leasehold.spark.audit.claims import (
     LOG_WHOLE,
     TERMS_APART,
     check_of,
-    fetched,
-    found,
-    words,
+    fetch_findings,
+    findings_frame,
+    formatted,
 )
 from leasehold.spark.audit.report import Audit, Lag, Level, counted
 from leasehold.spark.audit.tables import tables
@@ -64,11 +64,11 @@ def term_findings(tables: Tables) -> list[DataFrame]:
     """All that speaks against the terms."""
     return [
         overlapping_terms(tables.terms),
-        twice(tables.terms),
-        skipped(tables.terms),
-        lost(tables.terms, tables.epochs),
-        forgotten(tables.terms),
-        untold(tables.terms),
+        repeated_epochs(tables.terms),
+        skipped_epochs(tables.terms),
+        epochs_without_term(tables.terms, tables.epochs),
+        forgotten_terms(tables.terms),
+        inconsistent_ends(tables.terms),
     ]
 
 
@@ -80,53 +80,55 @@ def overlapping_terms(terms: DataFrame) -> DataFrame:
         _by_epoch().rowsBetween(Window.unboundedPreceding, -1)
     )
     frame = terms.withColumn("last", last).where(F.col("started_at") < F.col("last.at"))
-    what = words(
+    what = formatted(
         "epoch %d of %s began before epoch %d of %s was over: two owners at once",
         *("epoch", "holder", "last.epoch", "last.holder"),
     )
-    evidence = words("began %s, the other ended %s", "started", "last.ended")
-    return found(frame, TERMS_APART, what, evidence)
+    evidence = formatted("began %s, the other ended %s", "started", "last.ended")
+    return findings_frame(frame, TERMS_APART, what, evidence)
 
 
-def twice(terms: DataFrame) -> DataFrame:
+def repeated_epochs(terms: DataFrame) -> DataFrame:
     """An epoch that was given to two."""
     frame = (
         terms.groupBy("partition", "epoch")
         .agg(F.count("*").alias("times"), F.sort_array(F.collect_list("holder")).alias("holders"))
         .where("times > 1")
     )
-    what = words("epoch %d was given %d times", "epoch", "times")
-    return found(frame, EPOCHS_RISE, what, words("to %s", F.array_join("holders", " and ")))
+    what = formatted("epoch %d was given %d times", "epoch", "times")
+    return findings_frame(
+        frame, EPOCHS_RISE, what, formatted("to %s", F.array_join("holders", " and "))
+    )
 
 
-def skipped(terms: DataFrame) -> DataFrame:
+def skipped_epochs(terms: DataFrame) -> DataFrame:
     """Epochs between two terms that nobody had."""
     before = F.lag("epoch").over(_by_epoch())
     frame = terms.withColumn("before", before).where(F.col("epoch") > F.col("before") + 1)
-    what = words("epoch %d follows %d: there are terms that are not told", "epoch", "before")
-    return found(frame, EPOCHS_RISE, what, words("%s began %s", "holder", "started"))
+    what = formatted("epoch %d follows %d: there are terms that are not told", "epoch", "before")
+    return findings_frame(frame, EPOCHS_RISE, what, formatted("%s began %s", "holder", "started"))
 
 
-def lost(terms: DataFrame, epochs: DataFrame) -> DataFrame:
+def epochs_without_term(terms: DataFrame, epochs: DataFrame) -> DataFrame:
     """An epoch that the store is at, and that has no term."""
     newest = terms.groupBy("partition").agg(F.max("epoch").alias("newest"))
     frame = epochs.join(newest, "partition", "left").where(
         F.col("epoch") > F.coalesce("newest", F.lit(0))
     )
-    what = words("the store is at epoch %d, which has no term", "epoch")
-    evidence = words("the newest term has epoch %d", F.coalesce("newest", F.lit(0)))
-    return found(frame, EPOCHS_RISE, what, evidence)
+    what = formatted("the store is at epoch %d, which has no term", "epoch")
+    evidence = formatted("the newest term has epoch %d", F.coalesce("newest", F.lit(0)))
+    return findings_frame(frame, EPOCHS_RISE, what, evidence)
 
 
-def forgotten(terms: DataFrame) -> DataFrame:
+def forgotten_terms(terms: DataFrame) -> DataFrame:
     """Partitions whose first terms are not kept any more: unknown."""
     frame = terms.groupBy("partition").agg(F.min("epoch").alias("oldest")).where("oldest > 1")
-    what = words("the terms before epoch %d are not kept any more", "oldest")
+    what = formatted("the terms before epoch %d are not kept any more", "oldest")
     evidence = F.lit("a store keeps the last 100 terms of a partition at least")
-    return found(frame, EPOCHS_RISE, what, evidence, level=Level.UNKNOWN)
+    return findings_frame(frame, EPOCHS_RISE, what, evidence, level=Level.UNKNOWN)
 
 
-def untold(terms: DataFrame) -> DataFrame:
+def inconsistent_ends(terms: DataFrame) -> DataFrame:
     """Ends without a reason, reasons without an end, and ends before the start."""
     ended, reason = F.col("ended_at").isNotNull(), F.col("reason").isNotNull()
     backwards = ended & (F.col("ended_at") < F.col("started_at"))
@@ -134,15 +136,15 @@ def untold(terms: DataFrame) -> DataFrame:
     long_reset = reset & (F.col("ended_at") > F.col("started_at"))
     frame = terms.where((ended != reason) | backwards | long_reset)
     what = (
-        F.when(backwards, words("epoch %d of %s ended before it began", "epoch", "holder"))
-        .when(long_reset, words("the reset of epoch %d lasted a while", "epoch"))
-        .when(ended, words("epoch %d of %s ended without a reason", "epoch", "holder"))
-        .otherwise(words("epoch %d of %s has a reason and no end", "epoch", "holder"))
+        F.when(backwards, formatted("epoch %d of %s ended before it began", "epoch", "holder"))
+        .when(long_reset, formatted("the reset of epoch %d lasted a while", "epoch"))
+        .when(ended, formatted("epoch %d of %s ended without a reason", "epoch", "holder"))
+        .otherwise(formatted("epoch %d of %s has a reason and no end", "epoch", "holder"))
     )
-    evidence = words(
+    evidence = formatted(
         "began %s, ended %s, reason %s", "started", "ended", F.coalesce("reason", F.lit("none"))
     )
-    return found(frame, ENDS_TOLD, what, evidence)
+    return findings_frame(frame, ENDS_TOLD, what, evidence)
 
 
 def _by_epoch() -> WindowSpec:
@@ -172,15 +174,15 @@ def log_findings(log: DataFrame, ends: DataFrame) -> list[DataFrame]:
         F.when(F.col("events") > F.col("numbers"), F.lit("numbers are given twice"))
         .when(
             F.col("numbers") < expected,
-            words("events that are missing: %d", expected - F.col("numbers")),
+            formatted("events that are missing: %d", expected - F.col("numbers")),
         )
         .otherwise(F.lit("there are events outside of its ends"))
     )
-    evidence = words(
+    evidence = formatted(
         "%d events from %d to %d; it should have those from %d to %d",
         *("events", "low", "high", "first", F.col("next") - 1),
     )
-    return [found(frame, LOG_WHOLE, what, evidence)]
+    return [findings_frame(frame, LOG_WHOLE, what, evidence)]
 
 
 def commit_lags(log: DataFrame, commits: DataFrame, material: AuditMaterial) -> tuple[Lag, ...]:
@@ -211,9 +213,9 @@ def checkpoint_findings(tables: Tables, *, sink: bool) -> list[DataFrame]:
     frames = [
         unknown_checkpoints(by_epoch.join(kept, "partition", "left")),
         outdated_checkpoints(by_epoch.join(kept, "partition", "left")),
-        untimely(by_epoch),
+        checkpoints_outside_term(by_epoch),
     ]
-    return [*frames, ahead(by_epoch, tables.commits)] if sink else frames
+    return [*frames, checkpoints_ahead(by_epoch, tables.commits)] if sink else frames
 
 
 def unknown_checkpoints(by_epoch: DataFrame) -> DataFrame:
@@ -221,30 +223,30 @@ def unknown_checkpoints(by_epoch: DataFrame) -> DataFrame:
     frame = by_epoch.where(F.col("holder").isNull()).where(
         F.col("oldest").isNull() | (F.col("epoch") > F.col("oldest"))
     )
-    what = words("the checkpoint was written under epoch %d, which nobody had", "epoch")
-    return found(frame, CHECKPOINTS_OWNED, what, words("written %s", "updated"))
+    what = formatted("the checkpoint was written under epoch %d, which nobody had", "epoch")
+    return findings_frame(frame, CHECKPOINTS_OWNED, what, formatted("written %s", "updated"))
 
 
 def outdated_checkpoints(by_epoch: DataFrame) -> DataFrame:
     """A checkpoint of a term that is not kept any more: unknown."""
     frame = by_epoch.where(F.col("holder").isNull() & (F.col("epoch") < F.col("oldest")))
-    what = words("the checkpoint is of epoch %d, whose term is not kept any more", "epoch")
-    evidence = words("the oldest term has epoch %d", "oldest")
-    return found(frame, CHECKPOINTS_OWNED, what, evidence, level=Level.UNKNOWN)
+    what = formatted("the checkpoint is of epoch %d, whose term is not kept any more", "epoch")
+    evidence = formatted("the oldest term has epoch %d", "oldest")
+    return findings_frame(frame, CHECKPOINTS_OWNED, what, evidence, level=Level.UNKNOWN)
 
 
-def untimely(by_epoch: DataFrame) -> DataFrame:
+def checkpoints_outside_term(by_epoch: DataFrame) -> DataFrame:
     """A checkpoint that was written before its term began, or after it was over."""
     early = F.col("updated_at") < F.col("started_at")
     late = F.col("updated_at") > F.col("ended_at")
     frame = by_epoch.where(early | late)
     when = F.when(early, "before its term began").otherwise("after its term was over")
-    what = words("the checkpoint of epoch %d of %s was written %s", "epoch", "holder", when)
-    evidence = words("written %s, term %s to %s", "updated", "started", "ended")
-    return found(frame, CHECKPOINTS_OWNED, what, evidence)
+    what = formatted("the checkpoint of epoch %d of %s was written %s", "epoch", "holder", when)
+    evidence = formatted("written %s, term %s to %s", "updated", "started", "ended")
+    return findings_frame(frame, CHECKPOINTS_OWNED, what, evidence)
 
 
-def ahead(by_epoch: DataFrame, commits: DataFrame) -> DataFrame:
+def checkpoints_ahead(by_epoch: DataFrame, commits: DataFrame) -> DataFrame:
     """A checkpoint behind which events are that the sink does not hold."""
     held = commits.groupBy("partition").agg(F.max_by("end", "ordinal").alias("position"))
     operators = F.coalesce(F.col("reason") == EndReason.RESET.value, F.lit(False))
@@ -254,12 +256,12 @@ def ahead(by_epoch: DataFrame, commits: DataFrame) -> DataFrame:
         .join(held, "partition", "left")
         .where(F.col("resumes_at") > position)
     )
-    what = words(
+    what = formatted(
         "the checkpoint says that events up to %d are done, and the sink holds those up to %d",
         *(F.col("resumes_at") - 1, position - 1),
     )
-    evidence = words("checkpoint of epoch %d, written %s", "epoch", "updated")
-    return found(frame, CHECKPOINTS_FOLLOW, what, evidence)
+    evidence = formatted("checkpoint of epoch %d, written %s", "epoch", "updated")
+    return findings_frame(frame, CHECKPOINTS_FOLLOW, what, evidence)
 
 
 def commit_findings(tables: Tables) -> list[DataFrame]:
@@ -268,12 +270,12 @@ def commit_findings(tables: Tables) -> list[DataFrame]:
     return [
         unknown_commits(tables.commits, tables.terms),
         outdated_commits(tables.commits, tables.terms),
-        late(tables.commits),
-        gaps(by_run),
+        late_commits(tables.commits),
+        commit_gaps(by_run),
         overlapping_runs(by_run),
-        jumps(by_run),
-        beginnings(tables.commits, tables.ends),
-        beyond(tables.commits, tables.ends),
+        reset_jumps(by_run),
+        uncommitted_beginnings(tables.commits, tables.ends),
+        commits_beyond_log(tables.commits, tables.ends),
     ]
 
 
@@ -297,11 +299,13 @@ def unknown_commits(commits: DataFrame, terms: DataFrame) -> DataFrame:
     nobody = F.col("owner").isNull() & F.coalesce(F.col("epoch") > F.col("oldest"), F.lit(True))
     frame = joined.where(nobody | (F.col("owner") != F.col("holder")))
     what = F.when(
-        nobody, words("a commit of %s is under epoch %d, which nobody had", "holder", "epoch")
+        nobody, formatted("a commit of %s is under epoch %d, which nobody had", "holder", "epoch")
     ).otherwise(
-        words("a commit of %s is under epoch %d, which was that of %s", "holder", "epoch", "owner")
+        formatted(
+            "a commit of %s is under epoch %d, which was that of %s", "holder", "epoch", "owner"
+        )
     )
-    return found(frame, COMMITS_OWNED, what, _named())
+    return findings_frame(frame, COMMITS_OWNED, what, _commit_label())
 
 
 def outdated_commits(commits: DataFrame, terms: DataFrame) -> DataFrame:
@@ -313,29 +317,29 @@ def outdated_commits(commits: DataFrame, terms: DataFrame) -> DataFrame:
         .groupBy("partition", "oldest")
         .agg(F.count("*").alias("commits"))
     )
-    what = words("commits of terms that are not kept any more: %d", "commits")
-    evidence = words("the oldest term has epoch %d", "oldest")
-    return found(frame, COMMITS_OWNED, what, evidence, level=Level.UNKNOWN)
+    what = formatted("commits of terms that are not kept any more: %d", "commits")
+    evidence = formatted("the oldest term has epoch %d", "oldest")
+    return findings_frame(frame, COMMITS_OWNED, what, evidence, level=Level.UNKNOWN)
 
 
-def late(commits: DataFrame) -> DataFrame:
+def late_commits(commits: DataFrame) -> DataFrame:
     """A commit of an owner after one of its successors: a zombie came through."""
     highest = F.max(F.struct("epoch", "holder", "commit")).over(_before("partition"))
     frame = commits.withColumn("newer", highest).where(F.col("epoch") < F.col("newer.epoch"))
-    what = words(
+    what = formatted(
         "%s committed under epoch %d after %s had committed under epoch %d",
         *("holder", "epoch", "newer.holder", "newer.epoch"),
     )
-    return found(frame, COMMITS_FENCED, what, _named())
+    return findings_frame(frame, COMMITS_FENCED, what, _commit_label())
 
 
-def gaps(by_run: DataFrame) -> DataFrame:
+def commit_gaps(by_run: DataFrame) -> DataFrame:
     """Events between two commits that are in none."""
     frame = by_run.withColumn("reached", F.max("end").over(_before("partition", "run"))).where(
         F.col("start") > F.col("reached")
     )
-    what = words("events %d to %d are in no commit", "reached", F.col("start") - 1)
-    return found(frame, COMMITS_TILE, what, words("before %s", _named()))
+    what = formatted("events %d to %d are in no commit", "reached", F.col("start") - 1)
+    return findings_frame(frame, COMMITS_TILE, what, formatted("before %s", _commit_label()))
 
 
 def overlapping_runs(by_run: DataFrame) -> DataFrame:
@@ -344,11 +348,11 @@ def overlapping_runs(by_run: DataFrame) -> DataFrame:
         F.col("start") < F.col("reached")
     )
     last = F.least("reached", "end") - 1
-    what = words("events %d to %d were committed again", "start", last)
-    return found(frame, COMMITS_TILE, what, _named())
+    what = formatted("events %d to %d were committed again", "start", last)
+    return findings_frame(frame, COMMITS_TILE, what, _commit_label())
 
 
-def jumps(by_run: DataFrame) -> DataFrame:
+def reset_jumps(by_run: DataFrame) -> DataFrame:
     """Where an operator's reset moved the position: unknown, since it was on purpose."""
     frame = (
         by_run.withColumn("before", F.lag("end").over(_in_order("partition")))
@@ -357,35 +361,37 @@ def jumps(by_run: DataFrame) -> DataFrame:
     )
     back = F.col("start") < F.col("before")
     what = F.when(
-        back, words("a reset went back from event %d to %d: they came again", "before", "start")
-    ).otherwise(words("a reset went on from event %d to %d: they were left out", "before", "start"))
-    return found(frame, COMMITS_TILE, what, _named(), level=Level.UNKNOWN)
+        back, formatted("a reset went back from event %d to %d: they came again", "before", "start")
+    ).otherwise(
+        formatted("a reset went on from event %d to %d: they were left out", "before", "start")
+    )
+    return findings_frame(frame, COMMITS_TILE, what, _commit_label(), level=Level.UNKNOWN)
 
 
-def beginnings(commits: DataFrame, ends: DataFrame) -> DataFrame:
+def uncommitted_beginnings(commits: DataFrame, ends: DataFrame) -> DataFrame:
     """Events before the first commit that the log still has: unknown why."""
     begun = commits.groupBy("partition").agg(F.min_by("start", "ordinal").alias("begun"))
     first = F.coalesce("first", F.lit(0))
     frame = begun.join(ends, "partition", "left").where(F.col("begun") > first)
-    what = words(
+    what = formatted(
         "events %d to %d come before the first commit that is told", first, F.col("begun") - 1
     )
     evidence = F.lit("the group began there, or the sink has forgotten its oldest commits")
-    return found(frame, COMMITS_TILE, what, evidence, level=Level.UNKNOWN)
+    return findings_frame(frame, COMMITS_TILE, what, evidence, level=Level.UNKNOWN)
 
 
-def beyond(commits: DataFrame, ends: DataFrame) -> DataFrame:
+def commits_beyond_log(commits: DataFrame, ends: DataFrame) -> DataFrame:
     """Commits of events that the log has never had."""
     frame = commits.join(ends, "partition").where(F.col("end") > F.col("next"))
-    what = words(
+    what = formatted(
         "events %d to %d were committed, and the log ends before event %d",
         *(F.greatest("start", "next"), F.col("end") - 1, "next"),
     )
-    return found(frame, COMMITS_TILE, what, _named())
+    return findings_frame(frame, COMMITS_TILE, what, _commit_label())
 
 
-def _named() -> Column:
-    return words("commit %s: [%d, %d), epoch %d", "commit", "start", "end", "epoch")
+def _commit_label() -> Column:
+    return formatted("commit %s: [%d, %d), epoch %d", "commit", "start", "end", "epoch")
 
 
 def _in_order(*names: str) -> WindowSpec:
@@ -396,17 +402,17 @@ def _before(*names: str) -> WindowSpec:
     return _in_order(*names).rowsBetween(Window.unboundedPreceding, -1)
 
 
-_LIVE = "the sink was written while it was read: stop the drivers, then audit again"
-_LONGEST = 300
+_SINK_CHANGED = "the sink was written while it was read: stop the drivers, then audit again"
+_MAX_ERROR_CHARS = 300
 # To compile code for a hundred rows takes longer than to look at them: a third of the CPU.
-_SMALL = {
+_SMALL_QUERY_SETTINGS = {
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.autoBroadcastJoinThreshold": "-1",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.codegen.wholeStage": "false",
 }
 # What Spark raises if an action fails: of its own, or as it comes from the JVM.
-_TROUBLE = (PySparkException, Py4JJavaError)
+_SPARK_ERRORS = (PySparkException, Py4JJavaError)
 
 
 def judge(
@@ -417,44 +423,46 @@ def judge(
     log: DataFrame | None = None,
 ) -> Audit:
     """Every claim that can be judged on this material, and what it can not say."""
-    small, made = tables(_quick(spark), material), tables(spark, material)
+    small, made = tables(_small_query_session(spark), material), tables(spark, material)
     sink, by_number = material.commits is not None, rows is not None and sink_rows.numbered(rows)
     frames = [*term_findings(small), *checkpoint_findings(small, sink=sink)]
     if sink:
         frames += commit_findings(small)
-    seen = dict(fetched(frames))
+    seen = dict(fetch_findings(frames))
     try:
-        seen |= fetched(_of_the_rows(rows, made, material.rows_replaced, by_number=by_number))
-    except _TROUBLE as error:
-        material = replace(material, rows_trouble=_short(error))
+        seen |= fetch_findings(
+            _row_findings(rows, made, material.rows_replaced, by_number=by_number)
+        )
+    except _SPARK_ERRORS as error:
+        material = replace(material, rows_trouble=_error_text(error))
     lags: tuple[Lag, ...] = ()
     try:
         if log is not None:
-            seen |= fetched(log_findings(log, made.ends))
+            seen |= fetch_findings(log_findings(log, made.ends))
             lags = commit_lags(log, made.commits, material) if material.commits else ()
-    except _TROUBLE as error:
-        material = replace(material, log_trouble=_short(error))
+    except _SPARK_ERRORS as error:
+        material = replace(material, log_trouble=_error_text(error))
     checks = tuple(
         check_of(claim, number, seen, _unseen(claim, material))
-        for claim, number in _asked(material, rows=rows is not None, by_number=by_number)
+        for claim, number in _tested_claims(material, rows=rows is not None, by_number=by_number)
     )
     notes = tuple(_notes(material, checks, rows=rows is not None, by_number=by_number))
     return Audit(material=material, checks=checks, notes=notes, lags=lags)
 
 
-def _quick(spark: SparkSession) -> SparkSession:
+def _small_query_session(spark: SparkSession) -> SparkSession:
     """A session for many small queries, beside the caller's, whose settings stay as they are.
 
     Whoever makes a DataFrame with it must make one with the caller's own next: the session that
     made the last one is the active one.
     """
-    found = spark.newSession()
-    for key, value in _SMALL.items():
-        found.conf.set(key, value)
-    return found
+    quick = spark.newSession()
+    for key, value in _SMALL_QUERY_SETTINGS.items():
+        quick.conf.set(key, value)
+    return quick
 
 
-def _of_the_rows(
+def _row_findings(
     rows: DataFrame | None, made: Tables, replaced: str, *, by_number: bool
 ) -> list[DataFrame]:
     if rows is None:
@@ -465,15 +473,17 @@ def _of_the_rows(
     return frames
 
 
-def _short(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     """The line that says what happened, without the stack of the JVM."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     ours = [line for line in lines if line.startswith("leasehold.errors.")]
     causes = [line for line in lines if line.startswith((": ", "Caused by: "))]
-    return (ours or causes or lines or [type(error).__name__])[-1].lstrip(": ")[:_LONGEST]
+    return (ours or causes or lines or [type(error).__name__])[-1].lstrip(": ")[:_MAX_ERROR_CHARS]
 
 
-def _asked(material: AuditMaterial, *, rows: bool, by_number: bool) -> list[tuple[Claim, int]]:
+def _tested_claims(
+    material: AuditMaterial, *, rows: bool, by_number: bool
+) -> list[tuple[Claim, int]]:
     """The claims that are made, and on how many things each was tested."""
     held, marks = len(material.terms), len(material.checkpoints)
     asked = [
@@ -509,7 +519,7 @@ def _unseen(claim: Claim, material: AuditMaterial) -> list[str]:
     if material.log_trouble and claim is claims.LOG_WHOLE:
         return [f"the log could not be read: {material.log_trouble}"]
     if not material.settled and claim in (claims.ROWS_COUNTED, claims.ROWS_ONCE):
-        return [_LIVE]
+        return [_SINK_CHANGED]
     return []
 
 

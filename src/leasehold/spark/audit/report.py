@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING
 
 from leasehold.model import EndReason
 from leasehold.names import in_order, last_part
-from leasehold.spark.audit.tables import told
+from leasehold.spark.audit.tables import time_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -105,7 +105,7 @@ class Claim:
     """What is to be proved: its name for programs, its words for people."""
 
     name: str
-    words: str
+    text: str
     noun: str
 
 
@@ -185,11 +185,11 @@ class Audit:
         faults = sum(each.faults for each in self.checks)
         unseen = sum(each.unknown for each in self.checks)
         if faults:
-            return f"{group}: {counted(faults, 'finding')} against {_claims(self, Verdict.REFUTED)}"
+            return f"{group}: {counted(faults, 'finding')} against {_claims_with(self, Verdict.REFUTED)}"
         if unseen:
             return (
                 f"{group}: nothing is wrong in what could be looked at, and "
-                f"{_claims(self, Verdict.UNKNOWN)} could not be settled"
+                f"{_claims_with(self, Verdict.UNKNOWN)} could not be settled"
             )
         return f"{group}: {counted(len(self.checks), 'claim')}, none contradicted"
 
@@ -254,7 +254,7 @@ def counted(number: int, noun: str) -> str:
 def _check_row(each: Check) -> dict[str, object]:
     return {
         "name": each.name,
-        "claim": each.claim.words,
+        "claim": each.claim.text,
         "verdict": each.verdict.value,
         "looked_at": each.looked_at,
         "unit": each.claim.noun,
@@ -263,13 +263,13 @@ def _check_row(each: Check) -> dict[str, object]:
     }
 
 
-def _claims(audit: Audit, verdict: Verdict) -> str:
+def _claims_with(audit: Audit, verdict: Verdict) -> str:
     number = sum(each.verdict is verdict for each in audit.checks)
     return f"{number} of {counted(len(audit.checks), 'claim')}"
 
 
 WIDTH, LEFT, RIGHT, TOP, FOOT = 960, 64, 12, 10, 28
-_LANES_HEIGHT, _TALLEST, _LOWEST, _MAX_LABELS = 480.0, 26.0, 3.0, 40
+_OWNERSHIP_HEIGHT, _MAX_ROW_HEIGHT, _MIN_ROW_HEIGHT, _MAX_LABELS = 480.0, 26.0, 3.0, 40
 _PLOT_HEIGHT, _BAR = 180.0, 26.0
 _TICKS = (0.01, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 86400)
 _TICK_GAP = 90
@@ -321,16 +321,16 @@ def colours(holders: Sequence[str]) -> Mapping[str, str]:
     return found
 
 
-def lanes(
+def ownership_chart(
     terms: Sequence[Term], partitions: Sequence[str], span: TimeSpan, colour: Mapping[str, str]
 ) -> str:
     """One lane for each partition, coloured by owner; empty where nobody owned it."""
     count = max(1, len(partitions))
-    lane = min(_TALLEST, max(_LOWEST, _LANES_HEIGHT / count))
+    lane = min(_MAX_ROW_HEIGHT, max(_MIN_ROW_HEIGHT, _OWNERSHIP_HEIGHT / count))
     row = {partition: number for number, partition in enumerate(partitions)}
     height = lane * count
     parts = [
-        f'<rect class="ground" x="{LEFT}" y="{TOP}" width="{_inside()}" height="{height:.1f}"/>'
+        f'<rect class="ground" x="{LEFT}" y="{TOP}" width="{_plot_width()}" height="{height:.1f}"/>'
     ]
     marks = []
     for term in terms:
@@ -356,7 +356,7 @@ def plot(points: Sequence[Point], span: TimeSpan, *, unit: str, title: str) -> s
     most = _round_up(max((each.value for each in points), default=1.0) or 1.0)
     bottom = TOP + _PLOT_HEIGHT
     parts = [
-        f'<rect class="ground" x="{LEFT}" y="{TOP}" width="{_inside()}" height="{_PLOT_HEIGHT}"/>'
+        f'<rect class="ground" x="{LEFT}" y="{TOP}" width="{_plot_width()}" height="{_PLOT_HEIGHT}"/>'
     ]
     for share in (0.0, 0.5, 1.0):
         y = bottom - share * _PLOT_HEIGHT
@@ -384,7 +384,7 @@ def bars(values: Mapping[str, int], colour: Mapping[str, str], *, title: str) ->
     return _svg(height, parts, title)
 
 
-def around(moments: Sequence[datetime], *, otherwise: datetime) -> TimeSpan:
+def span_of(moments: Sequence[datetime], *, otherwise: datetime) -> TimeSpan:
     """The time from the first to the last of them, with a margin."""
     since, until = min(moments, default=otherwise), max(moments, default=otherwise)
     margin = max((until - since) * 0.01, timedelta(milliseconds=50))
@@ -393,7 +393,7 @@ def around(moments: Sequence[datetime], *, otherwise: datetime) -> TimeSpan:
 
 def _term_title(term: Term) -> str:
     reason = f", {term.reason.value}" if term.reason else ""
-    times = f"{told(term.started_at)} to {told(term.ended_at)}{reason}"
+    times = f"{time_text(term.started_at)} to {time_text(term.ended_at)}{reason}"
     return f"partition {last_part(term.key)}, epoch {term.epoch}, {term.holder}: {times}"
 
 
@@ -410,17 +410,17 @@ def _svg(height: float, parts: Sequence[str], title: str) -> str:
 
 
 def _axis(span: TimeSpan, bottom: float) -> Iterator[str]:
-    scale = _inside() / span.length_s
+    scale = _plot_width() / span.length_s
     step_s = next((each for each in _TICKS if each * scale >= _TICK_GAP), span.length_s / 8)
     at_s = 0.0
     while at_s <= span.length_s:
         x = LEFT + at_s * scale
         yield f'<path class="tick" d="M{x:.1f} {bottom:.1f}v5"/>'
-        yield f'<text x="{x:.1f}" y="{bottom + 19:.1f}" text-anchor="middle">{_shown(at_s)}</text>'
+        yield f'<text x="{x:.1f}" y="{bottom + 19:.1f}" text-anchor="middle">{_duration_text(at_s)}</text>'
         at_s += step_s
 
 
-def _shown(seconds: float) -> str:
+def _duration_text(seconds: float) -> str:
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * size:
             return f"{seconds / size:g} {unit}"
@@ -438,7 +438,7 @@ def _label(words: str, y: float) -> str:
     return f'<text x="{LEFT - 6}" y="{y:.1f}" text-anchor="end">{escape(words)}</text>'
 
 
-def _inside() -> int:
+def _plot_width() -> int:
     return WIDTH - LEFT - RIGHT
 
 
@@ -462,7 +462,9 @@ def page(audit: Audit) -> str:
     """The whole page."""
     known = audit.material
     form = Template(files(__package__).joinpath("report.html").read_text(encoding="utf-8"))
-    where = f"Store {known.store}; sink {known.sink or 'not named'}; gathered {told(known.at)}."
+    where = (
+        f"Store {known.store}; sink {known.sink or 'not named'}; gathered {time_text(known.at)}."
+    )
     return form.substitute(
         title=escape(f"Audit of {known.stream} {known.group}"),
         verdict=audit.verdict.value,
@@ -471,20 +473,20 @@ def page(audit: Audit) -> str:
         notes="\n".join(f'<p class="soft">Note: {escape(each)}.</p>' for each in audit.notes),
         checks=_checks(audit),
         findings=_findings(audit),
-        pictures="\n".join(_pictures(audit)),
+        pictures="\n".join(_chart_sections(audit)),
     )
 
 
 def ownership(audit: Audit) -> str:
     """The lanes of all partitions, as a picture."""
     known = audit.material
-    return lanes(known.terms, known.partitions, _span(audit), _colours(audit))
+    return ownership_chart(known.terms, known.partitions, _span(audit), _colours(audit))
 
 
 def _checks(audit: Audit) -> str:
     rows = [
         f'<tr><td class="verdicts {each.verdict.value}">{each.verdict.value}</td>'
-        f"<td>{escape(each.claim.words)}</td>"
+        f"<td>{escape(each.claim.text)}</td>"
         f'<td class="number">{each.looked_at:,}&#160;{escape(each.claim.noun)}s</td>'
         f'<td class="number">{each.faults:,}</td></tr>'
         for each in audit.checks
@@ -511,49 +513,53 @@ def _table(head: str, rows: Sequence[str]) -> str:
     return f"<table><tr>{head}</tr>\n" + "\n".join(rows) + "</table>"
 
 
-def _pictures(audit: Audit) -> Iterator[str]:
+def _chart_sections(audit: Audit) -> Iterator[str]:
     known, colour, span = audit.material, _colours(audit), _span(audit)
     if known.terms:
         ways = Counter(each.reason.value if each.reason else "lasting" for each in known.terms)
         ended = ", ".join(f"{number:,} {way}" for way, number in ways.most_common())
-        words = f"{_LEGEND} Terms: {ended}. 0 s is {told(span.since)}, here and below."
-        yield _picture("Who owned what", ownership(audit), words)
-        yield _key(colour)
+        words = f"{_LEGEND} Terms: {ended}. 0 s is {time_text(span.since)}, here and below."
+        yield _chart_section("Who owned what", ownership(audit), words)
+        yield _holder_legend(colour)
     if audit.lags:
         points = [
             Point(
                 at=each.committed_at,
                 value=each.lag_s,
                 colour="#3f7fc1",
-                title=f"partition {each.partition}, {told(each.committed_at)}: {each.lag_s:.1f} s",
+                title=f"partition {each.partition}, {time_text(each.committed_at)}: {each.lag_s:.1f} s",
             )
             for each in audit.lags
         ]
         picture = plot(points, span, unit="s", title="Lag")
-        yield _picture("Lag", picture, "How old the newest event of a commit was when it was done.")
+        yield _chart_section(
+            "Lag", picture, "How old the newest event of a commit was when it was done."
+        )
     if known.commits:
         points = [
             Point(
                 at=each.committed_at,
                 value=max(0.0, (each.committed_at - each.began_at).total_seconds()),
                 colour=colour.get(each.holder, "#888888"),
-                title=f"{each.holder}, {told(each.committed_at)}, {each.rows:,} rows",
+                title=f"{each.holder}, {time_text(each.committed_at)}, {each.rows:,} rows",
             )
             for each in {one.commit: one for one in known.commits}.values()
         ]
         picture = plot(points, span, unit="s", title="Batch times")
-        yield _picture("Batch times", picture, "From planned to committed, coloured by owner.")
-        yield _picture(
-            "Events per owner", bars(_events(audit), colour, title="Events per owner"), ""
+        yield _chart_section(
+            "Batch times", picture, "From planned to committed, coloured by owner."
+        )
+        yield _chart_section(
+            "Events per owner", bars(_events_by_holder(audit), colour, title="Events per owner"), ""
         )
 
 
-def _picture(title: str, drawing: str, words: str) -> str:
+def _chart_section(title: str, drawing: str, words: str) -> str:
     said = f'<p class="soft">{escape(words)}</p>' if words else ""
     return f'<h2>{escape(title)}</h2>\n<div class="wide">{drawing}</div>{said}'
 
 
-def _key(colour: Mapping[str, str]) -> str:
+def _holder_legend(colour: Mapping[str, str]) -> str:
     items = [
         f'<li><i style="background:{fill}"></i>{escape(holder)}</li>'
         for holder, fill in colour.items()
@@ -561,7 +567,7 @@ def _key(colour: Mapping[str, str]) -> str:
     return f'<ul class="key">{"".join(items)}</ul>'
 
 
-def _events(audit: Audit) -> dict[str, int]:
+def _events_by_holder(audit: Audit) -> dict[str, int]:
     found: Counter[str] = Counter()
     for each in audit.material.commits or ():
         found[each.holder] += len(each.range)
@@ -582,4 +588,4 @@ def _span(audit: Audit) -> TimeSpan:
     moments: list[datetime] = [each.started_at for each in known.terms]
     moments += [each.ended_at or known.at for each in known.terms]
     moments += [each.committed_at for each in known.commits or ()]
-    return around(moments, otherwise=known.at)
+    return span_of(moments, otherwise=known.at)

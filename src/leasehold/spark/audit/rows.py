@@ -56,12 +56,12 @@ from leasehold.errors import (
     UsageError,
 )
 from leasehold.events.source_urls import open_ranges
-from leasehold.spark.audit.claims import ROWS_COUNTED, ROWS_ONCE, found, words
+from leasehold.spark.audit.claims import ROWS_COUNTED, ROWS_ONCE, findings_frame, formatted
 from leasehold.spark.audit.report import Level
 from leasehold.spark.log_writer.publication_ledger import PublicationLedger
 from leasehold.spark.pipeline.planning import BatchFrames
-from leasehold.spark.reading import Range, events
-from leasehold.spark.sinks.directory import DELTA, PARQUET, lies_in
+from leasehold.spark.reading import Range, read_events
+from leasehold.spark.sinks.directory import DELTA, PARQUET, contains_sink
 from leasehold.spark.sinks.postgres.target import connected, identifier
 from leasehold.stores.blocking import named_queries
 from leasehold.stores.blocking_postgres import Connection, translated
@@ -83,7 +83,7 @@ _STRAY = "events that have rows and are in no commit"
 _MISSING = "events without a row, or with too few"
 _DOUBLED = "events with more than one row"
 _UNNAMED = "rows that do not say of which event they are"
-_MADE = "events with more than one row, which a transformation may have made"
+_TRANSFORMED = "events with more than one row, which a transformation may have made"
 
 
 def numbered(rows: DataFrame) -> bool:
@@ -103,9 +103,11 @@ def miscounted(rows: DataFrame, commits: DataFrame, *, replaced: str = "") -> li
     )
     fewer = F.col("has") < F.col("wrote")
     what = F.when(
-        fewer, words("rows that are missing in the sink: %d", F.col("wrote") - F.col("has"))
-    ).otherwise(words("rows in the sink that no commit wrote: %d", F.col("has") - F.col("wrote")))
-    evidence = words("it has %d, the commits wrote %d", "has", "wrote")
+        fewer, formatted("rows that are missing in the sink: %d", F.col("wrote") - F.col("has"))
+    ).otherwise(
+        formatted("rows in the sink that no commit wrote: %d", F.col("has") - F.col("wrote"))
+    )
+    evidence = formatted("it has %d, the commits wrote %d", "has", "wrote")
     return _by_level(frame, ROWS_COUNTED, what, evidence, fewer, replaced)
 
 
@@ -118,9 +120,9 @@ def findings(rows: DataFrame, commits: DataFrame, *, replaced: str = "") -> list
         .when(~known, _STRAY)
         .when((F.col("has") < F.col("times")) & exact, _MISSING)
         .when(doubled & exact, _DOUBLED)
-        .when(doubled, _MADE)
+        .when(doubled, _TRANSFORMED)
     )
-    unnamed, made = F.col("kind") == _UNNAMED, F.col("kind") == _MADE
+    unnamed, made = F.col("kind") == _UNNAMED, F.col("kind") == _TRANSFORMED
     by_kind = (
         compared(rows, commits)
         .withColumn("kind", kind)
@@ -133,27 +135,32 @@ def findings(rows: DataFrame, commits: DataFrame, *, replaced: str = "") -> list
             F.max(NUMBER).alias("high"),
         )
     )
-    what = words("%s: %d", "kind", F.when(unnamed, F.col("has")).otherwise(F.col("events")))
+    what = formatted("%s: %d", "kind", F.when(unnamed, F.col("has")).otherwise(F.col("events")))
     evidence = F.when(unnamed, F.lit("they have no partition or no sequence_number")).otherwise(
-        words("the first is event %d, the last event %d", "low", "high")
+        formatted("the first is event %d, the last event %d", "low", "high")
     )
     missing = F.col("kind") == _MISSING
     return [
         *_by_level(by_kind.where(~made), ROWS_ONCE, what, evidence, missing, replaced),
-        found(by_kind.where(made), ROWS_ONCE, what, evidence, level=Level.UNKNOWN),
+        findings_frame(by_kind.where(made), ROWS_ONCE, what, evidence, level=Level.UNKNOWN),
     ]
 
 
 def _by_level(
-    frame: DataFrame, claim: Claim, what: Column, evidence: Column, missing: Column, replaced: str
+    frame: DataFrame,
+    claim: Claim,
+    what: Column,
+    evidence: Column,
+    missing: Column,
+    replaced: str,
 ) -> list[DataFrame]:
     """Faults; what is ``missing`` is unknown if a row may have been replaced."""
     if not replaced:
-        return [found(frame, claim, what, evidence)]
-    why = words("%s; %s", evidence, F.lit(replaced))
+        return [findings_frame(frame, claim, what, evidence)]
+    why = formatted("%s; %s", evidence, F.lit(replaced))
     return [
-        found(frame.where(~missing), claim, what, evidence),
-        found(frame.where(missing), claim, what, why, level=Level.UNKNOWN),
+        findings_frame(frame.where(~missing), claim, what, evidence),
+        findings_frame(frame.where(missing), claim, what, why, level=Level.UNKNOWN),
     ]
 
 
@@ -196,7 +203,7 @@ _CARRIERS = ("properties", "body")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StreamMoment:
+class StreamSnapshot:
     """A stream up to one moment. ``numbered``: its events say of which event they were made."""
 
     stream: str
@@ -212,11 +219,12 @@ class StreamMoment:
         if not self.numbered:
             return frame
         return frame.select(
-            _said(PARTITION).alias(PARTITION), _said(NUMBER).cast("long").alias(NUMBER)
+            _carried_value(PARTITION).alias(PARTITION),
+            _carried_value(NUMBER).cast("long").alias(NUMBER),
         )
 
 
-def stream_moment(stream: str, store: str) -> StreamMoment:
+def stream_snapshot(stream: str, store: str) -> StreamSnapshot:
     """The stream as it is now. What was committed before is in it.
 
     Raises:
@@ -246,28 +254,28 @@ def stream_moment(stream: str, store: str) -> StreamMoment:
         if len(each)
     ]
     numbered = any(
-        tells_its_event(row["properties"], row["body"])
-        for batch in events(f"log:{stream}", store, firsts, _CARRIERS)
+        names_its_event(row["properties"], row["body"])
+        for batch in read_events(f"log:{stream}", store, firsts, _CARRIERS)
         for row in batch.to_pylist()
     )
-    return StreamMoment(stream=stream, store=store, ranges=ranges, numbered=numbered)
+    return StreamSnapshot(stream=stream, store=store, ranges=ranges, numbered=numbered)
 
 
-def tells_its_event(
+def names_its_event(
     properties: Mapping[str, str] | list[tuple[str, str]] | None, body: bytes
 ) -> bool:
     """Whether an event of a log sink says of which event it was made."""
-    found = dict(properties or {})
+    carried = dict(properties or {})
     try:
         decoded = json.loads(body)
     except (ValueError, RecursionError):
         decoded = None
     if isinstance(decoded, dict):
-        found = decoded | found
-    return all(found.get(name) is not None for name in (PARTITION, NUMBER))
+        carried = decoded | carried
+    return all(carried.get(name) is not None for name in (PARTITION, NUMBER))
 
 
-def _said(name: str) -> Column:
+def _carried_value(name: str) -> Column:
     """What an event says of ``name``; null if nothing."""
     in_body = F.get_json_object(F.col("body").cast("string"), f"$.{name}")
     return F.coalesce(F.col("properties").getItem(name), in_body)
@@ -293,13 +301,13 @@ _COLUMNS = "partition string, sequence_number bigint"
 _ARROW = pa.schema([(PARTITION, pa.string()), (NUMBER, pa.int64())])
 _CHUNK_ROWS = 50_000
 _TASK_PAGES = 8192  # 64 MiB
-_BEYOND = "(4294967294,65535)"  # no row lies further on
-_PATIENCE_MS = 5000
-_NO_RIGHT = "42501"
+_AFTER_LAST_ROW = "(4294967294,65535)"  # no row lies further on
+_LOCK_TIMEOUT_MS = 5000
+_NO_PRIVILEGE = "42501"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TableMoment:
+class TableSnapshot:
     """A table at one moment, which lasts as long as the stack it was opened with.
 
     Attributes:
@@ -339,7 +347,7 @@ class TableMoment:
     def count(self) -> int:
         """How many rows there are."""
         statement = _composed("count", table=identifier(self.schema, self.name))
-        with _told(self.address, self.name):
+        with _database_errors(self.address, self.name):
             row = self.connection.execute(statement).fetchone()
         return int(row[0]) if row else 0
 
@@ -348,7 +356,7 @@ class TableMoment:
         if self.pages is None:
             return [None]
         cuts = [f"({page},0)" for page in range(0, max(self.pages, 1), task_pages)]
-        return list(zip(cuts, [*cuts[1:], _BEYOND], strict=True))
+        return list(zip(cuts, [*cuts[1:], _AFTER_LAST_ROW], strict=True))
 
     def reader(self, shares: list[tuple[str, str] | None]) -> Task:
         """What runs on the executors, over the numbers of the shares."""
@@ -357,7 +365,7 @@ class TableMoment:
         def read(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for batch in numbers:
                 for number in batch.column(0).to_pylist():
-                    yield from _share(address, (schema, name), snapshot, shares[number])
+                    yield from _read_pages(address, (schema, name), snapshot, shares[number])
 
         return read
 
@@ -370,9 +378,9 @@ class TableMoment:
         return numbers.mapInArrow(self.reader(shares), _COLUMNS)
 
 
-def table_moment(
+def table_snapshot(
     address: DatabaseAddress, schema: str, name: str, *, until: ExitStack
-) -> TableMoment:
+) -> TableSnapshot:
     """The table as it is now. ``until`` lets it go.
 
     Raises:
@@ -381,8 +389,8 @@ def table_moment(
         StoreUnavailable: there is no answer.
     """
     written = sql.Identifier(schema, name).as_string(None)
-    with _told(address, name):
-        connection = _begun(address, until)
+    with _database_errors(address, name):
+        connection = _begin(address, until)
         snapshot = connection.execute(_queries()["snapshot_export"]).fetchone()
         shape = connection.execute(_queries()["shape"], {"written": written}).fetchone()
         if shape is None or snapshot is None:
@@ -392,7 +400,7 @@ def table_moment(
             )
         connection.execute(_composed("probe", table=identifier(schema, name)))
         keys = connection.execute(_queries()["keys"], {"written": written}).fetchall()
-    return TableMoment(
+    return TableSnapshot(
         address=address,
         schema=schema,
         name=name,
@@ -404,7 +412,7 @@ def table_moment(
     )
 
 
-def _share(
+def _read_pages(
     address: DatabaseAddress, table: tuple[str, str], snapshot: str, share: tuple[str, str] | None
 ) -> Iterator[pa.RecordBatch]:
     """The rows of one share, in the snapshot, a chunk at a time."""
@@ -413,8 +421,8 @@ def _share(
         "partition": identifier(PARTITION),
         "number": identifier(NUMBER),
     }
-    with ExitStack() as stack, _told(address, table[1]):
-        connection = _begun(address, stack, snapshot)
+    with ExitStack() as stack, _database_errors(address, table[1]):
+        connection = _begin(address, stack, snapshot)
         cursor = stack.enter_context(connection.cursor(name="leasehold_audit"))
         if share is None:
             cursor.execute(_composed("rows", **names))
@@ -428,28 +436,30 @@ def _share(
             yield pa.RecordBatch.from_arrays(columns, schema=_ARROW)
 
 
-def _begun(address: DatabaseAddress, until: ExitStack, snapshot: str = "") -> Connection:
+def _begin(address: DatabaseAddress, until: ExitStack, snapshot: str = "") -> Connection:
     """A connection in a transaction that only reads; closing it ends both."""
     connection = connected(address)
     until.callback(connection.close)
     connection.execute(_queries()["begin"])
     if snapshot:  # before anything else is asked in it
         connection.execute(_composed("snapshot_import", snapshot=sql.Literal(snapshot)))
-    connection.execute(_queries()["session"], {"patience_ms": _PATIENCE_MS})
+    connection.execute(_queries()["session"], {"patience_ms": _LOCK_TIMEOUT_MS})
     return connection
 
 
 @contextmanager
-def _told(address: DatabaseAddress, table: str) -> Iterator[None]:
+def _database_errors(address: DatabaseAddress, table: str) -> Iterator[None]:
     """What the driver raises, in our words."""
     try:
         yield
     except psycopg.Error as error:
-        raise _meaning(error, address, table) from error
+        raise _to_leasehold_error(error, address, table) from error
 
 
-def _meaning(error: psycopg.Error, address: DatabaseAddress, table: str) -> LeaseholdError:
-    if error.sqlstate != _NO_RIGHT:
+def _to_leasehold_error(
+    error: psycopg.Error, address: DatabaseAddress, table: str
+) -> LeaseholdError:
+    if error.sqlstate != _NO_PRIVILEGE:
         return explained(error, address)
     words = error.diag.message_primary or "permission denied"
     return StoreUnusable(
@@ -480,7 +490,7 @@ class Rows:
     replaced: str = ""
 
 
-def target(text: str, *, store: str) -> Sink:
+def sink_of(text: str, *, store: str) -> Sink:
     """The sink that the text names; nothing is opened. ``store`` is that of the group.
 
     Raises:
@@ -491,20 +501,20 @@ def target(text: str, *, store: str) -> Sink:
         url, mark, table = text.rpartition("#")  # a password may have one in it, too
         if not mark or not table:
             raise UsageError(f"{kind}: names no table: write postgresql://host/database#TABLE")
-        return _made("PostgresSink", url, table)
+        return _make_sink("PostgresSink", url, table)
     if not place:
         raise UsageError(f"{kind!r} names no sink: write {_EXAMPLES}")
     if kind == "delta":
-        return _made("DeltaSink", place)
+        return _make_sink("DeltaSink", place)
     if kind == "parquet":
-        return _made("ParquetSink", place, store=store)
+        return _make_sink("ParquetSink", place, store=store)
     if kind == "log":
-        return _made("LogSink", place, store=store)
+        return _make_sink("LogSink", place, store=store)
     # The rest of what looks like a URL may hold a password.
     raise UsageError(f"{kind!r} is no kind of sink: write {_EXAMPLES}")
 
 
-def missing(sink: Sink) -> UnknownResource | None:
+def missing_sink(sink: Sink) -> UnknownResource | None:
     """The error to raise if nobody has ever written there; None if somebody has, or may have.
 
     Only directories of this machine are looked at, and nothing is opened.
@@ -514,7 +524,7 @@ def missing(sink: Sink) -> UnknownResource | None:
         return None
     what, marks = _DIRECTORIES[kind]
     try:
-        if lies_in(Path(place), marks):
+        if contains_sink(Path(place), marks):
             return None
     except OSError:
         return None  # it is told when the sink is opened
@@ -568,13 +578,13 @@ def rows_of(sink: Sink, spark: SparkSession, *, store: str, until: ExitStack) ->
 def _table_rows(sink: PostgresSink, spark: SparkSession, until: ExitStack) -> Rows:
 
     address, table = sink._address, sink._table  # noqa: SLF001 - with its password
-    moment = table_moment(address, table.schema, table.name, until=until)
+    moment = table_snapshot(address, table.schema, table.name, until=until)
     return Rows(frame=moment.frame(spark), replaced=moment.replaced)
 
 
 def _stream_rows(sink: LogSink, spark: SparkSession) -> DataFrame:
 
-    return stream_moment(sink.stream, sink.store).frame(spark)
+    return stream_snapshot(sink.stream, sink.store).frame(spark)
 
 
 def _delta_rows(spark: SparkSession, place: str) -> DataFrame | None:
@@ -596,9 +606,9 @@ def _parquet_rows(spark: SparkSession, place: str, store: str) -> DataFrame | No
         return None  # nothing was ever committed
 
 
-def _made(name: str, *words: str, **named: str) -> Sink:
+def _make_sink(name: str, *arguments: str, **named: str) -> Sink:
     try:
-        made = getattr(spark_names, name)(*words, **named)
+        made = getattr(spark_names, name)(*arguments, **named)
     except ImportError as error:
         raise UsageError(
             f"{error}; a PostgreSQL table also needs pip install 'leasehold[postgres]'"

@@ -100,8 +100,8 @@ def _terms(material: AuditMaterial) -> list[dict[str, object]]:
             "started_at": each.started_at,
             "ended_at": each.ended_at,
             "reason": each.reason.value if each.reason else None,
-            "started": told(each.started_at),
-            "ended": told(each.ended_at),
+            "started": time_text(each.started_at),
+            "ended": time_text(each.ended_at),
         }
         for each in material.terms
     ]
@@ -114,7 +114,7 @@ def _checkpoints(material: AuditMaterial) -> list[dict[str, object]]:
             "epoch": each.epoch,
             "resumes_at": each.resumes_at,
             "updated_at": each.updated_at,
-            "updated": told(each.updated_at),
+            "updated": time_text(each.updated_at),
         }
         for each in material.checkpoints
     ]
@@ -131,13 +131,13 @@ def _commits(material: AuditMaterial) -> list[dict[str, object]]:
             "epoch": each.epoch,
             "holder": each.holder,
             "rows": each.rows,
-            "committed": told(each.committed_at),
+            "committed": time_text(each.committed_at),
         }
         for ordinal, each in enumerate(material.commits or ())
     ]
 
 
-def told(at: datetime | None) -> str:
+def time_text(at: datetime | None) -> str:
     """A time for people, to the millisecond; ``now`` for one that has not come."""
     if at is None:
         return "now"

@@ -70,7 +70,7 @@ class PublishedBatch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entered:
+class CommitResult:
     """The answer to a commit.
 
     ``before``: batches of its lane that must be published first; then nothing was done.
@@ -92,10 +92,10 @@ class PublicationStep:
 
     def made(
         self, staged: Sequence[StagedFile], *, unfit: LeaseholdError | None
-    ) -> Entered | LeaseholdError:
+    ) -> CommitResult | LeaseholdError:
         """Enter it, find it, or say why not."""
         claim, tx = self.claim, self.tx
-        last = prepared(tx, claim.sink, self.stream)
+        last = ensure_sink(tx, claim.sink, self.stream)
         if isinstance(last, LeaseholdError):
             return last
         if (refused := self._refused()) is not None:
@@ -109,11 +109,11 @@ class PublicationStep:
             return reason
         before = self._before()
         if before:
-            return Entered(record=None, before=before)
-        return Entered(record=self._entered(last + 1, staged), is_new=True)
+            return CommitResult(record=None, before=before)
+        return CommitResult(record=self._entered(last + 1, staged), is_new=True)
 
     def _place(self, share: BatchPart) -> tuple[SinkPosition, int]:
-        return place_of(self.tx, self.claim.sink, self.claim.group, share.range.partition)
+        return position_of(self.tx, self.claim.sink, self.claim.group, share.range.partition)
 
     def _refused(self) -> FencedWrite | None:
         claim = self.claim
@@ -123,7 +123,7 @@ class PublicationStep:
                 row = self.tx.one("place_highest", sink=claim.sink, grp=claim.group)
                 known = known if row is None else int(row[0])
             if known > share.epoch:
-                return fenced(claim.group, share.range.partition, share.epoch, known)
+                return fenced_write(claim.group, share.range.partition, share.epoch, known)
         if not claim.fence_key:
             return None
         row = self.tx.one("owner_get", key=claim.fence_key)
@@ -163,7 +163,7 @@ class PublicationStep:
             "new name (the option name), or its own checkpoint back"
         )
 
-    def _done_before(self) -> Entered:
+    def _done_before(self) -> CommitResult:
         claim, share = self.claim, self.claim.shares[0]
         row = self.tx.one(
             "share_last",
@@ -173,12 +173,14 @@ class PublicationStep:
             end_at=share.range.end,
         )
         if row is None:
-            return Entered(record=None)
-        return Entered(record=record_of(self.tx.one("commit_get", sink=claim.sink, number=row[0])))
+            return CommitResult(record=None)
+        return CommitResult(
+            record=batch_from_row(self.tx.one("commit_get", sink=claim.sink, number=row[0]))
+        )
 
     def _before(self) -> tuple[PublishedBatch, ...]:
         rows = self.tx.all("commits_left", stream=self.stream.name)
-        records = (record_of(row[:10]) for row in rows)
+        records = (batch_from_row(row[:10]) for row in rows)
         mine = (self.claim.sink, self.claim.lane)
         return tuple(each for each in records if (each.sink, each.lane) == mine)
 
@@ -215,10 +217,10 @@ class PublicationStep:
             )
             at = {"position": end, "epoch": share.epoch}
             tx.run("place_move", sink=claim.sink, grp=claim.group, part=part, **at)
-        return record_of(tx.one("commit_get", sink=claim.sink, number=number))
+        return batch_from_row(tx.one("commit_get", sink=claim.sink, number=number))
 
 
-def prepared(tx: Tx, sink: str, stream: StreamInfo) -> int | SinkChanged:
+def ensure_sink(tx: Tx, sink: str, stream: StreamInfo) -> int | SinkChanged:
     """The number of the last commit of the sink, which is made if it is new."""
     made = stream.created_at
     tx.run("sink_put", sink=sink, stream=stream.name, made=made)
@@ -234,7 +236,7 @@ def prepared(tx: Tx, sink: str, stream: StreamInfo) -> int | SinkChanged:
     return int(row[2])
 
 
-def place_of(tx: Tx, sink: str, group: str, part: str) -> tuple[SinkPosition, int]:
+def position_of(tx: Tx, sink: str, group: str, part: str) -> tuple[SinkPosition, int]:
     """What is known of a partition, and the epoch of its last commit."""
     row = tx.one("place_get", sink=sink, grp=group, part=part)
     if row is None:
@@ -242,7 +244,7 @@ def place_of(tx: Tx, sink: str, group: str, part: str) -> tuple[SinkPosition, in
     return SinkPosition(position=row[0], epoch=row[1]), int(row[2])
 
 
-def record_of(row: Any) -> PublishedBatch:
+def batch_from_row(row: Any) -> PublishedBatch:
     """A row of ``commit_get``."""
     sink, number, stream, made, lane, partitions, rows, size, listed, published = row
     return PublishedBatch(
@@ -259,7 +261,7 @@ def record_of(row: Any) -> PublishedBatch:
     )
 
 
-def fenced(group: str, part: str, epoch: int, known: int) -> FencedWrite:
+def fenced_write(group: str, part: str, epoch: int, known: int) -> FencedWrite:
     """The refusal of a write under ``epoch``, where ``known`` is higher."""
     return FencedWrite(
         f"{group}/{part} was taken over under epoch {known}, and this write is under epoch "

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, Self
 from leasehold.errors import FencedWrite, LeaseholdError
 from leasehold.spark.log_writer.publication import (
     CommitRequest,
-    Entered,
+    CommitResult,
     PublicationStep,
     PublishedBatch,
-    fenced,
-    place_of,
-    prepared,
-    record_of,
+    batch_from_row,
+    ensure_sink,
+    fenced_write,
+    position_of,
 )
 from leasehold.stores.blocking import named_queries, open_blocking
 
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from leasehold.stores.blocking import BlockingDatabase, Tx
 
 # Somebody who publishes says so every second. After this time without a word others may.
-_UNTENDED_S = 10.0
-_REMEMBERED = 100_000
+_HEARTBEAT_TIMEOUT_S = 10.0
+_MAX_KEPT_COMMITS = 100_000
 
 
 class PublicationLedger:
@@ -68,7 +68,7 @@ class PublicationLedger:
         stream: StreamInfo,
         *,
         unfit: LeaseholdError | None = None,
-    ) -> Entered:
+    ) -> CommitResult:
         """Enter a batch, in one step. ``unfit``: why it can not be entered, if it is not there yet.
 
         Raises:
@@ -77,7 +77,7 @@ class PublicationLedger:
             StoreUnavailable: unknown whether it was done: call it again.
         """
 
-        def step(tx: Tx) -> Entered | LeaseholdError:
+        def step(tx: Tx) -> CommitResult | LeaseholdError:
             return PublicationStep(tx, claim, stream).made(staged, unfit=unfit)
 
         answer = self._database.write(step)
@@ -95,10 +95,10 @@ class PublicationLedger:
         """
 
         def step(tx: Tx) -> dict[str, SinkPosition] | LeaseholdError:
-            changed = prepared(tx, sink, stream)
+            changed = ensure_sink(tx, sink, stream)
             if isinstance(changed, LeaseholdError):
                 return changed
-            known = {part: place_of(tx, sink, group, part)[0] for part in epochs}
+            known = {part: position_of(tx, sink, group, part)[0] for part in epochs}
             for part, epoch in epochs.items():
                 tx.run("place_fence", sink=sink, grp=group, part=part, epoch=epoch)
             return known
@@ -117,10 +117,10 @@ class PublicationLedger:
 
         def step(tx: Tx) -> FencedWrite | None:
             for part, place in places.items():
-                known, _ = place_of(tx, sink, group, part)
+                known, _ = position_of(tx, sink, group, part)
                 if known.epoch > place.epoch:
                     tx.run("sink_refused", sink=sink)
-                    return fenced(group, part, place.epoch, known.epoch)
+                    return fenced_write(group, part, place.epoch, known.epoch)
             for part, place in places.items():
                 at = {"position": place.position, "epoch": place.epoch}
                 tx.run("place_move", sink=sink, grp=group, part=part, **at)
@@ -147,12 +147,12 @@ class PublicationLedger:
         def step(tx: Tx) -> list[PublishedBatch]:
             found = []
             for row in tx.all("commits_left", stream=stream):
-                record, tended_at, grp = record_of(row[:10]), row[10], row[11]
+                record, tended_at, grp = batch_from_row(row[:10]), row[10], row[11]
                 mine = record.sink == sink and record.lane == lane
                 if record.sink == sink and grp == group and not mine:
                     shares = tx.all("shares_of", sink=sink, number=record.number)
                     mine = any(part in parts for (part,) in shares)
-                if mine or not 0.0 <= tx.now - tended_at < _UNTENDED_S:
+                if mine or not 0.0 <= tx.now - tended_at < _HEARTBEAT_TIMEOUT_S:
                     found.append(record)
             return found
 
@@ -164,7 +164,7 @@ class PublicationLedger:
         Asked under the write lock: a commit whose answer was lost is over by then, done or not.
         """
         rows = self._database.write(lambda tx: tx.all("commits_left", stream=stream))
-        return {file.path for row in rows for file in record_of(row[:10]).files}
+        return {file.path for row in rows for file in batch_from_row(row[:10]).files}
 
     def tend(self, record: PublishedBatch) -> bool:
         """Say that somebody is at work on it; False if there is nothing to do any more."""
@@ -181,7 +181,7 @@ class PublicationLedger:
             if forget:
                 tx.run("places_forget", sink=sink)
                 tx.run("sink_forget", sink=sink)
-            oldest = number if forget else number - _REMEMBERED
+            oldest = number if forget else number - _MAX_KEPT_COMMITS
             if oldest > 0:
                 tx.run("commit_forget", sink=sink, number=oldest)
                 tx.run("shares_forget", sink=sink, number=oldest)

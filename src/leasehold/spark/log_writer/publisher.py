@@ -58,7 +58,7 @@ from leasehold.log.producer_batch import ProducerBatch
 from leasehold.log.segment_format import ProducerStamp
 from leasehold.log.streams import stream_directory
 from leasehold.spark.log_writer.publication_ledger import PublicationLedger
-from leasehold.spark.log_writer.staged_rows import StagingPlan, measured, staged_batches
+from leasehold.spark.log_writer.staged_rows import StagingPlan, size_and_checksum, staged_batches
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -73,27 +73,29 @@ if TYPE_CHECKING:
 
 _NUMBER_BITS = 32
 MAX_ROWS = 1 << _NUMBER_BITS
-_AT_ONCE_BYTES = 8 << 20  # stored with one sync
-_MAX_PARCELS = 32  # the same for the number of frames
+_MAX_SYNC_BYTES = 8 << 20  # stored with one sync
+_MAX_SYNC_FRAMES = 32  # the same for the number of frames
 _THREADS = 16
-_DELIVER_LIMIT_S = 60.0
-_ANSWER_LIMIT_S = 5.0
-_TEND_EVERY_S = 1.0
+_DELIVERY_TIMEOUT_S = 60.0
+_OWNER_TIMEOUT_S = 5.0
+_HEARTBEAT_INTERVAL_S = 1.0
 
-Staged = list[tuple[int, int, "pa.RecordBatch"]]  # shared out over how many, which one, the rows
+StagedBatches = list[
+    tuple[int, int, "pa.RecordBatch"]
+]  # shared out over how many, which one, the rows
 
 
 class PublicationEnded(Exception):
     """Somebody else has finished the batch."""
 
 
-def producer_of(record: PublishedBatch) -> bytes:
+def producer_id(record: PublishedBatch) -> bytes:
     """The 16 bytes by which the log knows the lane of a batch."""
     name = f"leasehold-spark\0{record.stream_made}\0{record.sink}\0{record.lane}"
     return hashlib.sha256(name.encode()).digest()[:16]
 
 
-def opened(record: PublishedBatch) -> Staged:
+def read_staged(record: PublishedBatch) -> StagedBatches:
     """The batches of all files of a record where they lie, in their order, looked through.
 
     Raises:
@@ -101,10 +103,10 @@ def opened(record: PublishedBatch) -> Staged:
         DataDamaged: a file is not as it was staged.
         VolumeUnusable: a file can not be read.
     """
-    found: Staged = []
+    found: StagedBatches = []
     for file in record.files:
         try:
-            if measured(Path(file.path)) != (file.bytes, file.checksum):
+            if size_and_checksum(Path(file.path)) != (file.bytes, file.checksum):
                 raise DataDamaged(
                     f"{file.path} is not as it was staged for {record.label}: bring it back from a "
                     "copy; until then nothing more can be committed here"
@@ -139,9 +141,9 @@ class BatchSender:
         self._step = step
         self._lock = threading.Lock()
         self._tended_at = clock.boottime_s()
-        self._producer = producer_of(record)
+        self._producer = producer_id(record)
 
-    def send(self, staged: Staged) -> None:
+    def send(self, staged: StagedBatches) -> None:
         """Return when all events are stored, durably.
 
         Raises:
@@ -163,20 +165,20 @@ class BatchSender:
                 (each for each in failed if not isinstance(each, PublicationEnded)), failed[0]
             )
 
-    def _send(self, number: int, staged: Staged) -> None:
+    def _send(self, number: int, staged: StagedBatches) -> None:
         seat = self._log._seat(self._stream, number)  # noqa: SLF001 - numbers of its own, no lane
-        courier = OwnerClient(clock=self._clock, owner_timeout_s=_ANSWER_LIMIT_S)
+        courier = OwnerClient(clock=self._clock, owner_timeout_s=_OWNER_TIMEOUT_S)
         try:
             for parcels in self._parcels(self._rows_of(number, staged)):
                 self._go_on()
                 self._step("sending")
-                until_s = self._clock.boottime_s() + _DELIVER_LIMIT_S
+                until_s = self._clock.boottime_s() + _DELIVERY_TIMEOUT_S
                 # The next ones follow when these are stored: no event is stored before another.
                 seat.deliver(parcels, durable=True, courier=courier, until_s=until_s)
         finally:
             courier.close()
 
-    def _rows_of(self, number: int, staged: Staged) -> Iterator[pa.RecordBatch]:
+    def _rows_of(self, number: int, staged: StagedBatches) -> Iterator[pa.RecordBatch]:
         """The rows for one partition. If the stream has grown since, they are shared out anew."""
         partitions = self._record.partitions
         for count, at, rows in staged:
@@ -191,7 +193,9 @@ class BatchSender:
     def _parcels(self, batches: Iterator[pa.RecordBatch]) -> Iterator[list[ProducerBatch]]:
         at, size, parcels = self._record.number << _NUMBER_BITS, 0, list[ProducerBatch]()
         for batch in batches:
-            if parcels and (size + batch.nbytes > _AT_ONCE_BYTES or len(parcels) >= _MAX_PARCELS):
+            if parcels and (
+                size + batch.nbytes > _MAX_SYNC_BYTES or len(parcels) >= _MAX_SYNC_FRAMES
+            ):
                 yield parcels
                 size, parcels = 0, []
             parcels.append(
@@ -206,7 +210,7 @@ class BatchSender:
 
     def _go_on(self) -> None:
         with self._lock:
-            if self._clock.boottime_s() - self._tended_at < _TEND_EVERY_S:
+            if self._clock.boottime_s() - self._tended_at < _HEARTBEAT_INTERVAL_S:
                 return
             if not self._tend():
                 raise PublicationEnded
@@ -215,9 +219,9 @@ class BatchSender:
 
 log = logging.getLogger("leasehold.spark")
 
-SAVES = "save/"  # begins the name of a sink that is made for one batch
-_SHARED = "queries"
-_ORPHANED = timedelta(days=1)
+SAVE_PREFIX = "save/"  # begins the name of a sink that is made for one batch
+_SHARED_DIRECTORY = "queries"
+_ORPHAN_AGE = timedelta(days=1)
 
 
 class Publisher:
@@ -275,7 +279,7 @@ class Publisher:
                 stream,
                 log=opened_log,
                 book=book,
-                staging=str(Path(staging).absolute()) if staging else _beside(opened_log),
+                staging=str(Path(staging).absolute()) if staging else _default_staging(opened_log),
                 clock=clock,
                 step=step,
             )
@@ -302,7 +306,7 @@ class Publisher:
             VolumeUnusable: there can be no such directory.
         """
         found = self._log.stream(self._stream.name)
-        directory = self._staging / (_SHARED if shared else new_token())
+        directory = self._staging / (_SHARED_DIRECTORY if shared else new_token())
         try:
             directory.mkdir(parents=True, exist_ok=shared)
         except OSError as error:
@@ -332,7 +336,7 @@ class Publisher:
             StoreUnavailable: unknown whether it was done, or not yet published: call it again.
         """
         files = sorted(staged, key=lambda each: (each.task, each.path))
-        unfit = _unfit(files)  # of a batch that was published before the files are gone
+        unfit = _reason_unfit(files)  # of a batch that was published before the files are gone
         stream = self._log.stream(self._stream.name)
         self._step("staged")
         entered = self._book.commit(claim, files, stream, unfit=unfit)
@@ -361,7 +365,7 @@ class Publisher:
             FileHeld: a partition is written on another machine.
             UnknownStream: the stream was deleted; the batch is gone with it.
         """
-        forget = record.sink.startswith(SAVES)
+        forget = record.sink.startswith(SAVE_PREFIX)
         try:
             sender = BatchSender(
                 record,
@@ -371,7 +375,7 @@ class Publisher:
                 tend=lambda: self._book.tend(record),
                 step=self._step,
             )
-            sender.send(opened(record))
+            sender.send(read_staged(record))
             self._step("sent")
             self._book.publish(record, forget=forget)
             self._step("published")
@@ -407,7 +411,7 @@ class Publisher:
             with suppress(OSError):
                 path.unlink(missing_ok=True)
         for directory in {path.parent for path in paths}:
-            _drop(directory)
+            _remove_if_empty(directory)
 
     def discard(self, files: Iterable[StagedFile], plan: StagingPlan | None = None) -> None:
         """Remove what was staged, if it is not committed; of a plan all there is. Never raises.
@@ -473,7 +477,7 @@ class Publisher:
 
         A driver that dies between its plan and its first file leaves such a directory.
         """
-        before_s = (self._clock.utc_now() - _ORPHANED).timestamp()
+        before_s = (self._clock.utc_now() - _ORPHAN_AGE).timestamp()
         try:
             old = [
                 path for path in self._staging.rglob("*.arrow") if path.lstat().st_mtime < before_s
@@ -492,12 +496,12 @@ class Publisher:
                 log.info("%s belongs to no batch and is removed", path)
                 with suppress(OSError):
                     path.unlink()
-                _drop(path.parent)
+                _remove_if_empty(path.parent)
         for each in directories:
-            _drop(each)
+            _remove_if_empty(each)
 
 
-def _unfit(files: Sequence[StagedFile]) -> LeaseholdError | None:
+def _reason_unfit(files: Sequence[StagedFile]) -> LeaseholdError | None:
     """Why these could not be published once they are entered."""
     for file in files:
         if not Path(file.path).is_file():
@@ -512,14 +516,14 @@ def _unfit(files: Sequence[StagedFile]) -> LeaseholdError | None:
     return None
 
 
-def _drop(directory: Path) -> None:
+def _remove_if_empty(directory: Path) -> None:
     """Remove a directory, if it is empty and was for one batch."""
-    if directory.name != _SHARED:
+    if directory.name != _SHARED_DIRECTORY:
         with suppress(OSError):
             directory.rmdir()
 
 
-def _beside(opened_log: Log) -> str:
+def _default_staging(opened_log: Log) -> str:
     roots = sorted(volume.root for volume in opened_log.files.volumes)
     usable = [root for root in roots if Path(root).is_dir()]
     if not usable:

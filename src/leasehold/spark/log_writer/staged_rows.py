@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from leasehold.log.streams import StreamInfo
 
 _FRAME_BYTES = 1 << 20  # of this size frames read fastest
-_ROOM_BYTES = 1 << 20  # of a frame, for what is stored beside its events
-_MAX_GATHERED_BYTES = 64 << 20
+_FRAME_OVERHEAD_BYTES = 1 << 20  # of a frame, for what is stored beside its events
+_MAX_BUFFERED_BYTES = 64 << 20
 _PARTITION = "partition"
 
 
@@ -52,7 +52,7 @@ class StagingPlan:
             directory=directory,
             partitions=stream.partitions,
             frame_bytes=min(_FRAME_BYTES, segment_bytes // 4),
-            max_event_bytes=min(segment_bytes, MAX_BODY_BYTES - _ROOM_BYTES),
+            max_event_bytes=min(segment_bytes, MAX_BODY_BYTES - _FRAME_OVERHEAD_BYTES),
         )
 
 
@@ -94,10 +94,10 @@ def stage(
     path = Path(plan.directory) / f"{task:05d}-{token}.arrow"
     try:
         with path.open("xb") as file:
-            rows = _written(file, batches, plan, task)
+            rows = _write_rows(file, batches, plan, task)
             file.flush()
             os.fsync(file.fileno())
-        size, checksum = measured(path)
+        size, checksum = size_and_checksum(path)
     except BaseException as error:
         path.unlink(missing_ok=True)
         if isinstance(error, OSError) and not isinstance(error, UsageError):
@@ -119,7 +119,7 @@ def stage(
     )
 
 
-def measured(path: Path) -> tuple[int, int]:
+def size_and_checksum(path: Path) -> tuple[int, int]:
     """The size and the checksum of a file.
 
     Raises:
@@ -142,27 +142,29 @@ def staged_batches(path: str) -> Iterator[tuple[int, pa.RecordBatch]]:
         yield int(told[_PARTITION]), batch
 
 
-def _written(file: object, batches: Iterable[pa.RecordBatch], plan: StagingPlan, task: int) -> int:
+def _write_rows(
+    file: object, batches: Iterable[pa.RecordBatch], plan: StagingPlan, task: int
+) -> int:
     rows = 0
     with ipc.new_file(file, SENT_SCHEMA) as writer:
-        gathered = _Gathered(plan)
+        gathered = _RowBuffer(plan)
         for turn, batch in enumerate(batches):
             rows += batch.num_rows
-            for number, part in gathered.added(_sendable(batch), turn=task + turn):
-                _put(writer, number, part, plan)
+            for number, part in gathered.added(_to_sendable(batch), turn=task + turn):
+                _write_frames(writer, number, part, plan)
         for number, part in gathered.rest():
-            _put(writer, number, part, plan)
+            _write_frames(writer, number, part, plan)
     return rows
 
 
-def _sendable(batch: pa.RecordBatch) -> pa.RecordBatch:
+def _to_sendable(batch: pa.RecordBatch) -> pa.RecordBatch:
     try:
         return sent_batch(batch)
     except UsageError as error:
         raise SinkUnfit(f"a row can not be sent to the log: {error}") from error
 
 
-def _put(
+def _write_frames(
     writer: ipc.RecordBatchFileWriter, number: int, batch: pa.RecordBatch, plan: StagingPlan
 ) -> None:
     for part, size in cut(batch, plan.frame_bytes):
@@ -176,7 +178,7 @@ def _put(
 
 
 @dataclass(slots=True)
-class _Gathered:
+class _RowBuffer:
     """Rows by partition, until there are enough of one for a frame."""
 
     plan: StagingPlan
@@ -193,7 +195,7 @@ class _Gathered:
             self.sizes[number] = self.sizes.get(number, 0) + part.nbytes
             if self.sizes[number] >= self.plan.frame_bytes:
                 yield number, self._taken(number)
-        if sum(self.sizes.values()) > _MAX_GATHERED_BYTES:
+        if sum(self.sizes.values()) > _MAX_BUFFERED_BYTES:
             yield from self.rest()
 
     def rest(self) -> Iterator[tuple[int, pa.RecordBatch]]:

@@ -9,23 +9,28 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeAlias
 
 from leasehold.errors import DataDamaged, StoreUnavailable, StoreUnusable, VolumeUnusable
-from leasehold.spark.reading import raised_in
+from leasehold.spark.reading import leasehold_error_in
 
 if TYPE_CHECKING:
     from leasehold.errors import LeaseholdError
     from leasehold.spark.sinks.port import Batch
 
-Trouble: TypeAlias = StoreUnavailable | StoreUnusable | DataDamaged | VolumeUnusable
+StorageError: TypeAlias = StoreUnavailable | StoreUnusable | DataDamaged | VolumeUnusable
 
-_KINDS: tuple[type[Trouble], ...] = (StoreUnavailable, StoreUnusable, DataDamaged, VolumeUnusable)
+_KINDS: tuple[type[StorageError], ...] = (
+    StoreUnavailable,
+    StoreUnusable,
+    DataDamaged,
+    VolumeUnusable,
+)
 _BY_NAME = {each.__name__: each for each in _KINDS}
 
 
-def trouble_of(error: Exception) -> Trouble | None:
+def storage_error_in(error: Exception) -> StorageError | None:
     """The trouble that it is, or that a task told with it; None if it may be the events' fault."""
     if isinstance(error, _KINDS):
         return error
-    name, words = raised_in(error) or ("", "")
+    name, words = leasehold_error_in(error) or ("", "")
     return _BY_NAME[name](words or name) if name in _BY_NAME else None
 
 

@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("leasehold.spark")
 
-_PAUSES = Backoff(base_s=0.05, max_s=1.0)
+_BACKOFF = Backoff(base_s=0.05, max_s=1.0)
 _MIN_S = 1e-6
-_MAX_LOST = 3
-_GOODBYE_S = 30.0
+_MAX_STAGED_LOSSES = 3
+_MAX_STOP_TIMEOUT_S = 30.0
 
 
 class Committing:
@@ -48,7 +48,7 @@ class Committing:
         """Nothing is committed yet."""
         self._around = around
         self._clock = around.clock
-        self._patience_s = min(around.options.drain_timeout.total_seconds(), _GOODBYE_S)
+        self._patience_s = min(around.options.drain_timeout.total_seconds(), _MAX_STOP_TIMEOUT_S)
         self._lost_in_a_row = 0
         self._unmarked: dict[str, tuple[Handle, int]] = {}
         self.last: BatchCommitted | None = None
@@ -79,7 +79,7 @@ class Committing:
             self._around.board.tell(
                 BatchAttemptFailed(**work.told(), attempt=self._lost_in_a_row, error=gone)
             )
-            if self._lost_in_a_row >= _MAX_LOST:
+            if self._lost_in_a_row >= _MAX_STAGED_LOSSES:
                 name_batch(gone, work.batch)
                 raise
             log.warning("batch %s is staged again: %s", work.batch.label, gone)
@@ -148,7 +148,7 @@ class Committing:
     def _wait(self, what: str, error: Exception, times: int) -> None:
         log.warning("waiting for %s: %s", what, error)
         self._around.board.tell(Waiting(holder=self._around.shares.holder, what=what, error=error))
-        self._around.shares.pause(_PAUSES.pause_s(times, self._around.rng))
+        self._around.shares.pause(_BACKOFF.pause_s(times, self._around.rng))
 
     def _tell(self, work: Work, written: Written, began_s: float) -> None:
         now_s = self._clock.boottime_s()

@@ -35,15 +35,15 @@ if TYPE_CHECKING:
     from leasehold.spark.pipeline.options import PipelineOptions
     from leasehold.spark.pipeline.owned_partitions import OwnedPartitions
     from leasehold.spark.pipeline.planning import BatchFrames
-    from leasehold.spark.pipeline.takeover import ResumePlace
+    from leasehold.spark.pipeline.takeover import ResumePoint
     from leasehold.spark.reading import Range
     from leasehold.spark.sinks.port import Sink, Staged
 
 log = logging.getLogger("leasehold.spark")
 
-_IDLE = Backoff(base_s=0.01, max_s=0.25)
-_PAUSES = Backoff(base_s=0.1, max_s=5.0)
-_LOOK_S = 0.5
+_IDLE_BACKOFF = Backoff(base_s=0.01, max_s=0.25)
+_BACKOFF = Backoff(base_s=0.1, max_s=5.0)
+_CHECK_INTERVAL_S = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +149,7 @@ class Engine:
                 self._tell_opened(partition, fresh[partition], place)
         self._ahead = dict(self._done)
 
-    def _tell_opened(self, partition: str, tenure: Handle, place: ResumePlace) -> None:
+    def _tell_opened(self, partition: str, tenure: Handle, place: ResumePoint) -> None:
         self._around.board.tell(
             PipelinePartitionOpened(
                 holder=tenure.ownership.holder,
@@ -160,7 +160,7 @@ class Engine:
             )
         )
 
-    def _opened(self, fresh: dict[str, Handle]) -> dict[str, ResumePlace]:
+    def _opened(self, fresh: dict[str, Handle]) -> dict[str, ResumePoint]:
         failures = 0
         while True:
             held = {each: tenure for each, tenure in fresh.items() if tenure.valid}
@@ -172,7 +172,7 @@ class Engine:
             except StoreUnavailable as error:
                 failures += 1
                 self._wait("the sink or the store, to open partitions", error)
-            pause_s = _PAUSES.pause_s(failures, self._around.rng)
+            pause_s = _BACKOFF.pause_s(failures, self._around.rng)
             self._shares.pause(pause_s, unless=self._around.is_stopping)
             if self._around.is_stopping():
                 return {}
@@ -198,7 +198,7 @@ class Engine:
                 self._again()  # something was lost since it was cut
                 return None
         else:
-            off = [each for each, at in positions.items() if not _is_in(at, ends[each])]
+            off = [each for each, at in positions.items() if not _is_readable(at, ends[each])]
             if off:  # trimmed, or made anew: opened again, which knows what to do
                 self._unsure.update({each: usable[each] for each in off})
                 return None
@@ -304,9 +304,11 @@ class Engine:
 
     def _rest(self) -> None:
         self._idle += 1
-        pause_s = _IDLE.pause_s(self._idle, self._around.rng)
+        pause_s = _IDLE_BACKOFF.pause_s(self._idle, self._around.rng)
         left_s = self._too_early_s(self._clock.boottime_s())
-        self._shares.wait(min(max(pause_s, left_s), _IDLE.max_s), unless=self._around.is_stopping)
+        self._shares.wait(
+            min(max(pause_s, left_s), _IDLE_BACKOFF.max_s), unless=self._around.is_stopping
+        )
 
     def _too_early_s(self, now_s: float) -> float:
         """How long it is until the next batch may begin."""
@@ -340,7 +342,7 @@ class Engine:
         if not open_targets:
             return True
         now_s = self._clock.boottime_s()
-        if now_s - self._looked_s < _LOOK_S:
+        if now_s - self._looked_s < _CHECK_INTERVAL_S:
             return False
         self._looked_s = now_s
         try:
@@ -353,6 +355,6 @@ class Engine:
         )
 
 
-def _is_in(position: int, ends: PartitionEnds) -> bool:
+def _is_readable(position: int, ends: PartitionEnds) -> bool:
     """Whether the partition can be read on from there."""
     return ends.first <= position <= ends.next

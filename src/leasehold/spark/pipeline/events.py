@@ -113,11 +113,11 @@ class EventDropped(HookEvent):
     error: BaseException
 
 
-_EVERY_S = 1.0
-_MAX_WORDS = 60
+_INTERVAL_S = 1.0
+_MAX_ERROR_CHARS = 60
 _WIDTH = 80
-_EXACT = 99_999.5
-_THOUSANDS = 9_999_500
+_MAX_EXACT = 99_999.5
+_MAX_THOUSANDS = 9_999_500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,9 +151,9 @@ class Tally:
                     dropped=old.dropped,
                 )
             case BatchRefused():
-                self.totals = _plus(old, refused=1)
+                self.totals = _increased(old, refused=1)
             case EventDropped():
-                self.totals = _plus(old, dropped=1)
+                self.totals = _increased(old, dropped=1)
             case _:
                 pass
 
@@ -165,7 +165,7 @@ class ProgressLines:
         """``write`` takes a line."""
         self._write = write
         self._clock = clock
-        self._last_s = -_EVERY_S
+        self._last_s = -_INTERVAL_S
         self._partitions: set[str] = set()
 
     def __call__(self, event: HookEvent) -> None:
@@ -188,7 +188,9 @@ class ProgressLines:
                 self._write(f"  {event.why}")
             case BatchAttemptFailed():
                 words = f"{type(event.error).__name__}: {event.error}".splitlines()[0]
-                self._write(f"batch {event.number} failed ({event.attempt}): {words[:_MAX_WORDS]}")
+                self._write(
+                    f"batch {event.number} failed ({event.attempt}): {words[:_MAX_ERROR_CHARS]}"
+                )
             case Waiting():
                 why = str(event.error) or type(event.error).__name__
                 self._write(f"waiting for {event.what}: {why.splitlines()[0]}")
@@ -201,7 +203,7 @@ class ProgressLines:
 
     def _batch(self, event: BatchCommitted) -> None:
         now_s = self._clock.boottime_s()
-        if now_s - self._last_s < _EVERY_S and event.lag_events:
+        if now_s - self._last_s < _INTERVAL_S and event.lag_events:
             return
         self._last_s = now_s
         line = f"batch {event.number}: {event.rows:,} rows in {pace(event)}"
@@ -214,19 +216,19 @@ def pace(event: BatchCommitted) -> str:
 
     Of the first batch nobody can tell how fast its rows came in.
     """
-    came = f"{_short(event.in_per_s)}/s in, " if event.in_per_s else ""
-    done = f"{_short(event.done_per_s)}/s done"
-    return f"{event.batch_s:.2f} s, {came}{done}, lag {_short(event.lag_events)}"
+    came = f"{_format_number(event.in_per_s)}/s in, " if event.in_per_s else ""
+    done = f"{_format_number(event.done_per_s)}/s done"
+    return f"{event.batch_s:.2f} s, {came}{done}, lag {_format_number(event.lag_events)}"
 
 
-def _short(number: float) -> str:
+def _format_number(number: float) -> str:
     """At most six characters up to ten thousand million."""
-    if number < _EXACT:
+    if number < _MAX_EXACT:
         return f"{number:,.0f}"
-    return f"{number / 1e3:,.0f}k" if number < _THOUSANDS else f"{number / 1e6:,.0f}M"
+    return f"{number / 1e3:,.0f}k" if number < _MAX_THOUSANDS else f"{number / 1e6:,.0f}M"
 
 
-def _plus(old: PipelineCounts, *, refused: int = 0, dropped: int = 0) -> PipelineCounts:
+def _increased(old: PipelineCounts, *, refused: int = 0, dropped: int = 0) -> PipelineCounts:
     return PipelineCounts(
         batches=old.batches,
         rows=old.rows,

@@ -19,8 +19,8 @@ from leasehold.processor.options import OnTrimmed
 if TYPE_CHECKING:
     from leasehold.events.dead_letters import DeadLetters
 
-_LONGEST_S = 24 * 3600.0
-_LARGEST = 1_000_000_000
+_MAX_INTERVAL_S = 24 * 3600.0
+_MAX_COUNT = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,8 +71,10 @@ class PipelineOptions:
         ):
             if value is None and name == "tasks":
                 continue
-            if not is_whole(value) or not least <= value <= _LARGEST:
-                raise InvalidOptions(f"{least} <= {name} <= {_LARGEST:,} does not hold ({value!r})")
+            if not is_whole(value) or not least <= value <= _MAX_COUNT:
+                raise InvalidOptions(
+                    f"{least} <= {name} <= {_MAX_COUNT:,} does not hold ({value!r})"
+                )
         if isinstance(self.columns, str):
             raise InvalidOptions(f"columns is a tuple of names: write columns=({self.columns!r},)")
         object.__setattr__(self, "columns", tuple(self.columns))
@@ -81,8 +83,10 @@ class PipelineOptions:
                 "poison=PoisonPolicy.dead_letter() needs a place for the letters: write "
                 'dead_letters=LogDeadLetters(log, "dead")'
             )
-        seconds_of(self.interval, what="interval", min_s=0.0, max_s=_LONGEST_S)
-        seconds_of(self.discovery_interval, what="discovery_interval", min_s=0.1, max_s=_LONGEST_S)
+        seconds_of(self.interval, what="interval", min_s=0.0, max_s=_MAX_INTERVAL_S)
+        seconds_of(
+            self.discovery_interval, what="discovery_interval", min_s=0.1, max_s=_MAX_INTERVAL_S
+        )
         self.member(group="partition/check/check", name="check")
 
     def member(self, *, group: str, name: str) -> MemberOptions:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from leasehold.ports import Store
     from leasehold.spark.pipeline.options import PipelineOptions
 
-_TERMS = 100
+_MAX_TERMS = 100
 
 
 class OwnedPartitions:
@@ -259,7 +259,7 @@ class OwnedPartitions:
         return self._portal.call(work, *arguments)
 
     async def _history(self, key: str) -> Sequence[Term]:
-        return await self._store.history(key, limit=_TERMS)
+        return await self._store.history(key, limit=_MAX_TERMS)
 
     def _tell(self) -> None:
         with self._changed:

@@ -13,8 +13,14 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from leasehold.spark.reading import Range, events, read, tasks, written
-from leasehold.spark.schema import EVENTS, arrow_of, cut
+from leasehold.spark.reading import (
+    Range,
+    ranges_from_json,
+    ranges_to_json,
+    read_events,
+    split_into_tasks,
+)
+from leasehold.spark.schema import EVENTS, arrow_schema, select_columns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -56,7 +62,7 @@ def halves(ranges: tuple[Range, ...]) -> tuple[tuple[Range, ...], tuple[Range, .
     if len(ranges) > 1:
         middle = len(ranges) // 2
         return ranges[:middle], ranges[middle:]
-    first, second = ranges[0].cut(ranges[0].start + total // 2)
+    first, second = ranges[0].split_at(ranges[0].start + total // 2)
     return (first,), (second,)
 
 
@@ -84,8 +90,8 @@ class BatchFrames:
         self._spark = spark
         self._source = source
         self._store = store
-        self.schema = cut(columns) if columns else EVENTS
-        self._arrow = arrow_of(self.schema)
+        self.schema = select_columns(columns) if columns else EVENTS
+        self._arrow = arrow_schema(self.schema)
         self._local_events = local_events
         self._tasks = task_count or spark.sparkContext.defaultParallelism
 
@@ -95,7 +101,7 @@ class BatchFrames:
             table = self._local(ranges)
             if table is not None:
                 return self._spark.createDataFrame(table, schema=self.schema)
-        shares = [written(each) for each in tasks(ranges, self._tasks)]
+        shares = [ranges_to_json(each) for each in split_into_tasks(ranges, self._tasks)]
         numbers = self._spark.range(0, len(shares), 1, len(shares))
         reader = task_reader(self._source, self._store, shares, self._arrow)
         return numbers.mapInArrow(reader, self.schema)
@@ -107,7 +113,7 @@ class BatchFrames:
     def _local(self, ranges: Sequence[Range]) -> pa.Table | None:
         """The events as a table; None if they are too big to go through the driver."""
         batches, size = [], 0
-        for batch in events(self._source, self._store, ranges, self._arrow):
+        for batch in read_events(self._source, self._store, ranges, self._arrow):
             batches.append(batch)
             size += batch.nbytes
             if size > _MAX_LOCAL_BYTES:
@@ -123,6 +129,6 @@ def task_reader(
     def read_shares(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in numbers:
             for number in batch.column(0).to_pylist():
-                yield from events(source, store, read(shares[number]), schema)
+                yield from read_events(source, store, ranges_from_json(shares[number]), schema)
 
     return read_shares

@@ -30,7 +30,7 @@ from leasehold.errors import (
 from leasehold.events.dead_letters import DeadLetter
 from leasehold.names import last_part
 from leasehold.runtime.tracebacks import reason_of, traceback_of
-from leasehold.spark.pipeline.batch_errors import name_batch, trouble_of
+from leasehold.spark.pipeline.batch_errors import name_batch, storage_error_in
 from leasehold.spark.pipeline.events import (
     BatchAttemptFailed,
     BatchRefused,
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from leasehold.lease.handle import Handle
-    from leasehold.spark.pipeline.batch_errors import Trouble
+    from leasehold.spark.pipeline.batch_errors import StorageError
     from leasehold.spark.pipeline.engine import RunContext
     from leasehold.spark.pipeline.events import BatchCommitted
     from leasehold.spark.reading import Range
@@ -54,19 +54,19 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("leasehold.spark")
 
-_PAUSES = Backoff(base_s=0.1, max_s=5.0)
-_WRONG = (AnalysisException, UsageError)
-_MAX_WORDS = 500
-_MEND = "Mend the transformation and start again"
-_GO_ON = (
-    f"{_MEND}, or let the pipeline go on without such events: "
+_BACKOFF = Backoff(base_s=0.1, max_s=5.0)
+_USAGE_ERRORS = (AnalysisException, UsageError)
+_MAX_ERROR_CHARS = 500
+_FIX_ADVICE = "Mend the transformation and start again"
+_SKIP_ADVICE = (
+    f"{_FIX_ADVICE}, or let the pipeline go on without such events: "
     "PipelineOptions(poison=PoisonPolicy.dead_letter())"
 )
-_LOOK = (
+_DISK_ADVICE = (
     "It is no fault of the events, and none was dropped: look at the disk it names (`leasehold log "
     "verify` finds damage) and start again"
 )
-_OF_JOBS = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
+_JOB_PROPERTIES = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +141,7 @@ class Staging:
                 if not work.is_held or self._around.is_stopping():
                     self._refused(work)
                     return None
-                trouble = trouble_of(error)
+                trouble = storage_error_in(error)
                 if isinstance(trouble, StoreUnavailable):  # no fault of the batch: it passes
                     silent += 1
                     self._wait(f"the sink, to stage {work.batch.label}", trouble, silent)
@@ -156,8 +156,8 @@ class Staging:
                 self._around.board.tell(
                     BatchAttemptFailed(**work.told(), attempt=attempt, error=told)
                 )
-                if isinstance(error, _WRONG):  # as it is written, it can never work
-                    raise _failed(work, error, attempt, advice=_MEND) from error
+                if isinstance(error, _USAGE_ERRORS):  # as it is written, it can never work
+                    raise _batch_failed(work, error, attempt, advice=_FIX_ADVICE) from error
                 if policy.exhausted(attempt) or (work.is_part and work.batch.rows > 1):
                     return self._given_up(work, error, attempt, trouble)
                 log.warning("batch %s failed: %s", work.batch.label, reason_of(told))
@@ -180,7 +180,7 @@ class Staging:
     def _wait(self, what: str, error: Exception, times: int) -> None:
         log.warning("waiting for %s: %s", what, error)
         self._around.board.tell(Waiting(holder=self._around.shares.holder, what=what, error=error))
-        self._pause(_PAUSES.pause_s(times, self._around.rng))
+        self._pause(_BACKOFF.pause_s(times, self._around.rng))
 
     def _pause(self, seconds: float) -> None:
         self._around.shares.pause(seconds, unless=self._around.is_stopping)
@@ -218,7 +218,7 @@ class Staging:
         return words if last is None else f"{words}; batch {last.number} took {pace(last)}"
 
     def _output(self, work: Work) -> DataFrame:
-        return _checked(self._around.function(self._around.frames.of(work.ranges)))
+        return _check_frame(self._around.function(self._around.frames.of(work.ranges)))
 
     def _refused(self, work: Work) -> None:
         lost = [each for each in work.tenures.values() if not each.valid]
@@ -226,13 +226,13 @@ class Staging:
         self._around.board.tell(BatchRefused(**work.told(), why=why, by_sink=False))
 
     def _given_up(
-        self, work: Work, error: Exception, attempts: int, trouble: Trouble | None
+        self, work: Work, error: Exception, attempts: int, trouble: StorageError | None
     ) -> Staged | None:
         policy = self._around.options.poison
         if trouble is not None:
-            raise _failed(work, trouble, attempts, advice=_LOOK) from error
+            raise _batch_failed(work, trouble, attempts, advice=_DISK_ADVICE) from error
         if policy.then is PoisonAction.STOP:
-            raise _failed(work, error, attempts) from error
+            raise _batch_failed(work, error, attempts) from error
         nothing = self._nothing_when_possible(work, attempts)
         if nothing is None:
             self._refused(work)
@@ -254,17 +254,17 @@ class Staging:
             try:
                 return self._nothing(work.batch)
             except Exception as broken:
-                away = trouble_of(broken)
+                away = storage_error_in(broken)
                 if not isinstance(away, StoreUnavailable):
-                    advice = _MEND if away is None else _LOOK
-                    raise _failed(work, away or broken, attempts, advice=advice) from broken
+                    advice = _FIX_ADVICE if away is None else _DISK_ADVICE
+                    raise _batch_failed(work, away or broken, attempts, advice=advice) from broken
                 times += 1
                 self._wait(f"the sink, to look into {work.batch.label}", away, times)
         return None
 
     def _nothing(self, batch: Batch) -> Staged:
         """No events, transformed and staged; a sink whose staging is its write is left alone."""
-        frame = _checked(self._around.function(self._around.frames.none()))
+        frame = _check_frame(self._around.function(self._around.frames.none()))
         if self._around.sink.atomic:
             return self._around.sink.stage(frame, batch)
         frame.write.format("noop").mode("overwrite").save()
@@ -329,11 +329,11 @@ class Staging:
         """End its thread, and take its words off the jobs of the caller."""
         self._canceller.shutdown()
         if not self._is_gone():
-            for name in _OF_JOBS:
+            for name in _JOB_PROPERTIES:
                 self._context.setLocalProperty(name, None)  # type: ignore[arg-type]
 
 
-def _checked(frame: object) -> DataFrame:
+def _check_frame(frame: object) -> DataFrame:
     if not isinstance(frame, DataFrame):
         raise UsageError(
             f"the transformation returned {type(frame).__name__}, not a DataFrame: return what is "
@@ -342,16 +342,18 @@ def _checked(frame: object) -> DataFrame:
     return frame
 
 
-def _failed(work: Work, error: Exception, attempts: int, *, advice: str = _GO_ON) -> BatchFailed:
+def _batch_failed(
+    work: Work, error: Exception, attempts: int, *, advice: str = _SKIP_ADVICE
+) -> BatchFailed:
     times = "once" if attempts == 1 else f"{attempts} times"
     return BatchFailed(
         f"batch {work.batch.number} ({work.batch.label}) failed {times} and nothing of it was "
-        f"committed: {_short(error)}. {advice}",
+        f"committed: {_error_text(error)}. {advice}",
         ranges=tuple(map(str, work.ranges)),
     )
 
 
-def _short(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     """The error in its own words, without the plan that Spark adds after them."""
     text = reason_of(error).split(";\n", maxsplit=1)[0].strip().removesuffix(".")
-    return text if len(text) <= _MAX_WORDS else f"{text[:_MAX_WORDS]}…"
+    return text if len(text) <= _MAX_ERROR_CHARS else f"{text[:_MAX_ERROR_CHARS]}…"

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from leasehold.spark.pipeline.owned_partitions import OwnedPartitions
     from leasehold.spark.sinks.port import Sink
 
-_SETTLED_HERE = frozenset((PositionOrigin.START, PositionOrigin.OPERATOR))
+_SET_AT_TAKEOVER = frozenset((PositionOrigin.START, PositionOrigin.OPERATOR))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResumePlace:
+class ResumePoint:
     """Where a partition goes on, and who said so."""
 
     position: int
@@ -48,7 +48,7 @@ class Takeover:
         self._source = source
         self._options = options
 
-    def places(self, fresh: Mapping[str, Handle]) -> dict[str, ResumePlace]:
+    def places(self, fresh: Mapping[str, Handle]) -> dict[str, ResumePoint]:
         """The place of each partition; those that turn out to be lost are left out.
 
         When it returns, sink and checkpoint both stand there: a start by the options is settled
@@ -63,7 +63,7 @@ class Takeover:
         known = self.fenced(fresh)
         checkpoints = self._shares.checkpoints()
         ends = self._source.ends(list(known))
-        places: dict[str, ResumePlace] = {}
+        places: dict[str, ResumePoint] = {}
         moves: dict[str, SinkPosition] = {}
         marks: dict[str, tuple[Handle, int]] = {}
         for partition, sunk in known.items():
@@ -74,10 +74,10 @@ class Takeover:
             if found.by is PositionOrigin.NOBODY:
                 raise self._contradiction(partition, done, sunk)
             position = self._in_log(partition, found, ends[partition])
-            places[partition] = ResumePlace(position=position, by=found.by.value)
-            if found.by in _SETTLED_HERE or found.position != position:
+            places[partition] = ResumePoint(position=position, by=found.by.value)
+            if found.by in _SET_AT_TAKEOVER or found.position != position:
                 moves[partition] = SinkPosition(position=position, epoch=tenure.ownership.epoch)
-            if found.by in _SETTLED_HERE or done != position:
+            if found.by in _SET_AT_TAKEOVER or done != position:
                 marks[partition] = (tenure, position)
         if moves and self._sink.atomic:
             self._sink.move(self._shares.group, moves)

@@ -24,7 +24,7 @@ PARQUET = (POINTER,)
 _NAMES = {DELTA: "a Delta table", PARQUET: "a Parquet sink"}
 
 
-def lies_in(directory: Path, kind: tuple[str, ...]) -> bool:
+def contains_sink(directory: Path, kind: tuple[str, ...]) -> bool:
     """Whether there is a sink of this kind, ``DELTA`` or ``PARQUET``.
 
     Raises:
@@ -39,28 +39,28 @@ def refuse_taken(directory: Path, *, sink: str, other: tuple[str, ...]) -> None:
     Raises:
         SinkUnfit: it is taken, or a file; ``sink`` is the name that the message has.
     """
-    with told(sink, "read"):
+    with sink_errors(sink, "read"):
         if directory.exists() and not directory.is_dir():
             raise SinkUnfit(f"{sink} is a file, not a directory: give a directory, or a new path")
-        if lies_in(directory, other):
+        if contains_sink(directory, other):
             raise SinkUnfit(
                 f"{sink} can not be used: {_NAMES[other]} is in this directory, and both would "
                 "write their files into it. Nothing was written. Give another directory"
             )
 
 
-def make(directory: Path, *, sink: str) -> None:
+def make_directory(directory: Path, *, sink: str) -> None:
     """Make it, with those above it; one that is there is left as it is.
 
     Raises:
         SinkUnfit: it can not be made.
     """
-    with told(sink, "made"):
+    with sink_errors(sink, "made"):
         directory.mkdir(parents=True, exist_ok=True)
 
 
 @contextmanager
-def told(sink: str, what: str) -> Iterator[None]:
+def sink_errors(sink: str, what: str) -> Iterator[None]:
     """Say what can not be done with the directory, and why.
 
     Raises:
@@ -77,7 +77,7 @@ def told(sink: str, what: str) -> Iterator[None]:
 
 
 @contextmanager
-def written_here(place: str) -> Iterator[None]:
+def volume_errors(place: str) -> Iterator[None]:
     """Say that a disk, and no row, keeps rows from being written. For tasks.
 
     A value of a row that is too long for the name of a directory is the row's own fault.

@@ -23,8 +23,8 @@ from leasehold.events.source_urls import stream_of
 from leasehold.spark.log_writer.publication import CommitRequest
 from leasehold.spark.log_writer.publisher import Publisher
 from leasehold.spark.log_writer.staged_rows import StagedFile, StagingPlan, check_columns, stage
-from leasehold.spark.reading import Range, settle
-from leasehold.spark.schema import arrow_of
+from leasehold.spark.reading import Range, freeze_garbage_collection
+from leasehold.spark.schema import arrow_schema
 from leasehold.spark.sinks.port import Commit, Staged, Written
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 Task: TypeAlias = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
-_ANSWER = "file string"
+_RESULT = "file string"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,11 +127,11 @@ class LogSink:
     def stage(self, frame: DataFrame, batch: Batch) -> Staged:
         """See ``Sink``."""
         del batch
-        check_columns(arrow_of(frame.schema))
+        check_columns(arrow_schema(frame.schema))
         publisher = self._opened()
         plan = publisher.plan()
         try:
-            rows = frame.mapInArrow(_task(plan), _ANSWER).collect()
+            rows = frame.mapInArrow(_task(plan), _RESULT).collect()
         except BaseException:
             publisher.discard((), plan)
             raise
@@ -194,7 +194,7 @@ def _task(plan: StagingPlan) -> Task:
     """What a task runs: it takes rows, and gives its file, if it had rows."""
 
     def staged(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        settle()
+        freeze_garbage_collection()
         task = TaskContext.get()
         number = task.partitionId() if task else 0
         file = stage(batches, plan, task=number, token=new_token())

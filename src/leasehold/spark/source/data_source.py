@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource
 
-from leasehold.spark.reading import settle
+from leasehold.spark.reading import freeze_garbage_collection
 from leasehold.spark.source import options
-from leasehold.spark.source.layout import declared
+from leasehold.spark.source.layout import default_schema
 from leasehold.spark.source.read import batch_reader
 from leasehold.spark.source.stream import EventStream
 
@@ -36,8 +36,8 @@ class LeaseholdSource(DataSource):
         Raises:
             UsageError: an option makes no sense.
         """
-        settle()  # this process is asked for each DataFrame
-        return declared(options.parse(self.options).json)
+        freeze_garbage_collection()  # this process is asked for each DataFrame
+        return default_schema(options.parse(self.options).json)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """For ``spark.read``.

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 _EPOCH_BEGAN = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 _TIMES = pa.timestamp("us", "UTC")
-_SETS = (EqualTo, In)
-_ORDERS: dict[type[Filter], str] = {
+_EQUALITIES = (EqualTo, In)
+_COMPARISONS: dict[type[Filter], str] = {
     EqualTo: "equal",
     GreaterThan: "greater",
     GreaterThanOrEqual: "greater_equal",
@@ -129,12 +129,12 @@ class Pushed:
 NOTHING = Pushed()
 
 
-def take(filters: Sequence[Filter]) -> tuple[Pushed, list[Filter]]:
+def push_filters(filters: Sequence[Filter]) -> tuple[Pushed, list[Filter]]:
     """What we apply, and the filters that Spark has to apply."""
     pushed = NOTHING
     rest: list[Filter] = []
     for each in filters:
-        taken = _taken(pushed, each)
+        taken = _push(pushed, each)
         if taken is None:
             rest.append(each)
         else:
@@ -142,18 +142,18 @@ def take(filters: Sequence[Filter]) -> tuple[Pushed, list[Filter]]:
     return pushed, rest
 
 
-def _taken(pushed: Pushed, each: Filter) -> Pushed | None:
+def _push(pushed: Pushed, each: Filter) -> Pushed | None:
     """With this filter too; None if it is not one of ours."""
     path: tuple[str, ...] = getattr(each, "attribute", ())
     column = path[0] if len(path) == 1 else ""
     if isinstance(each, IsNotNull) and column in _NEVER_NULL:
         return pushed
-    take_it = _TAKERS.get(column)
+    take_it = _PUSHERS.get(column)
     return take_it(pushed, each) if take_it is not None else None
 
 
 def _with_partitions(pushed: Pushed, each: Filter) -> Pushed | None:
-    if not isinstance(each, _SETS) or not _all(each, str):
+    if not isinstance(each, _EQUALITIES) or not _compares_only(each, str):
         return None
     found = frozenset(_values(each))
     return replace(
@@ -162,36 +162,36 @@ def _with_partitions(pushed: Pushed, each: Filter) -> Pushed | None:
 
 
 def _with_numbers(pushed: Pushed, each: Filter) -> Pushed | None:
-    if not isinstance(each, (*_ORDERS, In)) or not _all(each, int):
+    if not isinstance(each, (*_COMPARISONS, In)) or not _compares_only(each, int):
         return None
     pushed = replace(pushed, numbers=pushed.numbers.under(each))
     if isinstance(each, In):  # the others say all that they say by the bounds
-        return _tested(pushed, "sequence_number", "is_in", pa.array(each.value, pa.int64()))
+        return _with_test(pushed, "sequence_number", "is_in", pa.array(each.value, pa.int64()))
     return pushed
 
 
 def _with_times(pushed: Pushed, each: Filter) -> Pushed | None:
-    name = _ORDERS.get(type(each))
-    if name is None or not _all(each, datetime) or each.value.utcoffset() is None:  # type: ignore[attr-defined]
+    name = _COMPARISONS.get(type(each))
+    if name is None or not _compares_only(each, datetime) or each.value.utcoffset() is None:  # type: ignore[attr-defined]
         return None
     value_us = (each.value - _EPOCH_BEGAN) // _MICROSECOND  # type: ignore[attr-defined]
     bound = type(each)(("enqueued_at",), value_us)  # type: ignore[call-arg]
     pushed = replace(pushed, times_us=pushed.times_us.under(bound))
-    return _tested(pushed, "enqueued_at", name, pa.scalar(value_us, _TIMES))
+    return _with_test(pushed, "enqueued_at", name, pa.scalar(value_us, _TIMES))
 
 
 def _with_keys(pushed: Pushed, each: Filter) -> Pushed | None:
     if isinstance(each, IsNull | IsNotNull):
         name = "is_null" if isinstance(each, IsNull) else "is_valid"
-        return _tested(pushed, "key", name, None)
-    if not isinstance(each, _SETS) or not _all(each, str):
+        return _with_test(pushed, "key", name, None)
+    if not isinstance(each, _EQUALITIES) or not _compares_only(each, str):
         return None
     if isinstance(each, In):
-        return _tested(pushed, "key", "is_in", pa.array(each.value, pa.utf8()))
-    return _tested(pushed, "key", "equal", pa.scalar(each.value, pa.utf8()))
+        return _with_test(pushed, "key", "is_in", pa.array(each.value, pa.utf8()))
+    return _with_test(pushed, "key", "equal", pa.scalar(each.value, pa.utf8()))
 
 
-_TAKERS = {
+_PUSHERS = {
     "partition": _with_partitions,
     "sequence_number": _with_numbers,
     "enqueued_at": _with_times,
@@ -199,7 +199,7 @@ _TAKERS = {
 }
 
 
-def _tested(pushed: Pushed, column: str, name: str, value: Any) -> Pushed:
+def _with_test(pushed: Pushed, column: str, name: str, value: Any) -> Pushed:
     return replace(pushed, tests=(*pushed.tests, (column, name, value)))
 
 
@@ -207,7 +207,7 @@ def _values(each: EqualTo | In) -> tuple[Any, ...]:
     return tuple(each.value) if isinstance(each, In) else (each.value,)
 
 
-def _all(each: Any, kind: type) -> bool:
+def _compares_only(each: Any, kind: type) -> bool:
     """Whether it compares with values of this kind only, and with one at least."""
     values = _values(each)
     return bool(values) and all(

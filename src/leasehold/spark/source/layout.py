@@ -30,8 +30,8 @@ from pyspark.sql.types import (
 )
 
 from leasehold.errors import BatchFailed, UsageError
-from leasehold.spark.reading import events
-from leasehold.spark.schema import EVENTS, arrow_of, checked
+from leasehold.spark.reading import read_events
+from leasehold.spark.schema import EVENTS, arrow_schema, check_columns
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from leasehold.spark.source.filters import Pushed
     from leasehold.spark.source.options import ReadOptions
 
-_PLAIN = (BooleanType, NumericType, StringType, TimestampType, TimestampNTZType)
-_LONGEST_SHOWN = 60
+_PLAIN_TYPES = (BooleanType, NumericType, StringType, TimestampType, TimestampNTZType)
+_MAX_SHOWN_BYTES = 60
 
 
 class Decoder:
@@ -56,10 +56,10 @@ class Decoder:
             UsageError: a field has a type that JSON does not have, or may not be null.
         """
         for field in fields.fields:
-            _check(field.name, field.dataType, top=True)
+            _check_type(field.name, field.dataType, top=True)
             if not field.nullable:
                 raise UsageError(f"the field {field.name} may be missing in a body: let it be null")
-        self._schema = arrow_of(fields)
+        self._schema = arrow_schema(fields)
         # Dates are numbers to the parser: they are read as text.
         self._parsed = pa.schema(
             [
@@ -117,22 +117,24 @@ class Decoder:
         )
         if table.num_rows != len(bodies):
             raise pa.ArrowInvalid("it is not one JSON object")
-        columns = [_in_one_piece(table.column(each.name).cast(each.type)) for each in self._schema]
+        columns = [
+            _combine_chunks(table.column(each.name).cast(each.type)) for each in self._schema
+        ]
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
 
-def _in_one_piece(column: pa.ChunkedArray) -> pa.Array:
+def _combine_chunks(column: pa.ChunkedArray) -> pa.Array:
     return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
 
 
-def _check(name: str, kind: DataType, *, top: bool = False) -> None:
+def _check_type(name: str, kind: DataType, *, top: bool = False) -> None:
     """Raises ``UsageError``."""
     if isinstance(kind, StructType):
         for field in kind.fields:
-            _check(f"{name}.{field.name}", field.dataType)
+            _check_type(f"{name}.{field.name}", field.dataType)
     elif isinstance(kind, ArrayType):
-        _check(f"{name}[]", kind.elementType)
-    elif not isinstance(kind, _PLAIN) and not (top and isinstance(kind, DateType)):
+        _check_type(f"{name}[]", kind.elementType)
+    elif not isinstance(kind, _PLAIN_TYPES) and not (top and isinstance(kind, DateType)):
         raise UsageError(
             f"the field {name} can not be {kind.simpleString()}: JSON is decoded to boolean, "
             "numbers, string, timestamp, date (not inside others), array and struct; read it as "
@@ -144,7 +146,7 @@ def _malformed(batch: pa.RecordBatch, error: Exception) -> BatchFailed:
     partition = batch.column("partition")[0].as_py()
     number = batch.column("sequence_number")[0].as_py()
     body = batch.column("body")[0].as_py()
-    shown = repr(body[:_LONGEST_SHOWN])[1:] + ("…" if len(body) > _LONGEST_SHOWN else "")
+    shown = repr(body[:_MAX_SHOWN_BYTES])[1:] + ("…" if len(body) > _MAX_SHOWN_BYTES else "")
     why = str(error).partition("\n")[0].removesuffix(" in row 0")
     return BatchFailed(
         f"the body of event {number} of partition {partition} is not the JSON that was asked for "
@@ -153,11 +155,11 @@ def _malformed(batch: pa.RecordBatch, error: Exception) -> BatchFailed:
     )
 
 
-_OF_EVENTS = frozenset(EVENTS.fieldNames())
-_FOR_DECODING = ("partition", "sequence_number", "body")  # the first two are for its errors
+_EVENT_COLUMNS = frozenset(EVENTS.fieldNames())
+_DECODING_COLUMNS = ("partition", "sequence_number", "body")  # the first two are for its errors
 
 
-def declared(json: str) -> StructType | str:
+def default_schema(json: str) -> StructType | str:
     """The columns of a read without a schema of its own: with fields of JSON, they stand for body.
 
     Raises:
@@ -199,11 +201,11 @@ class Layout:
                 f"the columns {', '.join(twice)} are there twice: a field of the body can not have "
                 "the name of a column of the event; name all wanted columns with .schema(…)"
             )
-        fields = StructType([each for each in wanted.fields if each.name not in _OF_EVENTS])
+        fields = StructType([each for each in wanted.fields if each.name not in _EVENT_COLUMNS])
         if not options.json:
-            checked(wanted)
-        checked(StructType([each for each in wanted.fields if each.name in _OF_EVENTS]))
-        self._wanted = arrow_of(wanted)
+            check_columns(wanted)
+        check_columns(StructType([each for each in wanted.fields if each.name in _EVENT_COLUMNS]))
+        self._wanted = arrow_schema(wanted)
         self._source, self._store = options.source, options.store
         self._decoder = (
             Decoder(fields, null_malformed=options.null_malformed) if fields.fields else None
@@ -212,10 +214,10 @@ class Layout:
 
     def _reading(self, names: Sequence[str]) -> pa.Schema:
         """The columns of the event that have to be read."""
-        stored = arrow_of(EVENTS)
-        own = [self._wanted.field(name) for name in names if name in _OF_EVENTS]
+        stored = arrow_schema(EVENTS)
+        own = [self._wanted.field(name) for name in names if name in _EVENT_COLUMNS]
         if self._decoder is not None:
-            own += [stored.field(name) for name in _FOR_DECODING if name not in names]
+            own += [stored.field(name) for name in _DECODING_COLUMNS if name not in names]
         return pa.schema(own)
 
     def rows(self, ranges: Sequence[Range], pushed: Pushed) -> Iterator[pa.RecordBatch]:
@@ -225,7 +227,7 @@ class Layout:
             BatchFailed: a body is malformed.
             LeaseholdError: as ``reading.events``.
         """
-        for batch in events(self._source, self._store, ranges, self._read):
+        for batch in read_events(self._source, self._store, ranges, self._read):
             left = pushed.applied(batch) if pushed.tests else batch
             if left.num_rows:
                 yield left if self._decoder is None else self._decoded(left, self._decoder)

@@ -26,10 +26,10 @@ NAMES = (
     *("store", "stream", "path", "partitions", "start", "starts", "end", "ranges", "tasks"),
     *("json", "json.mode", "maxEventsPerTrigger", "onTrimmed"),
 )
-_SELECTING = ("partitions", "start", "starts", "end")
+_SELECTING_OPTIONS = ("partitions", "start", "starts", "end")
 _BATCH_ONLY = ("end", "ranges")
 _STREAM_ONLY = ("maxEventsPerTrigger", "onTrimmed")
-_HOW_STARTS = 'write {"0": "seq:5", "3": "latest"}'
+_STARTS_ADVICE = 'write {"0": "seq:5", "3": "latest"}'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,11 +77,11 @@ def parse(given: Mapping[str, str]) -> ReadOptions:
         UsageError: one is missing, unknown or makes no sense; the message says what to write.
         InvalidOptions: two of them contradict each other.
     """
-    said = known(given, NAMES, what="reading")
+    said = check_option_names(given, NAMES, what="reading")
     source = _source(said)
     if not said.get("store") and is_in_store(source):
         raise UsageError('no store is named: add .option("store", "sqlite:///leases.db")')
-    if "ranges" in said and (others := [name for name in _SELECTING if name in said]):
+    if "ranges" in said and (others := [name for name in _SELECTING_OPTIONS if name in said]):
         raise InvalidOptions(
             f"ranges says exactly what to read, and {', '.join(others)} too: give one or the other"
         )
@@ -92,7 +92,7 @@ def parse(given: Mapping[str, str]) -> ReadOptions:
         start=Start.parse(said.get("start", "earliest")),
         starts=_starts(said.get("starts")),
         end=Start.parse(said.get("end", "latest")),
-        ranges=range_text.read(said["ranges"]) if "ranges" in said else None,
+        ranges=range_text.ranges_from_json(said["ranges"]) if "ranges" in said else None,
         tasks=_count(said, "tasks") or len(os.sched_getaffinity(0)),
         json=_json(said),
         null_malformed=_choice(said, "json.mode", ("fail", "null")) == "null",
@@ -108,14 +108,16 @@ def check_kind(given: Mapping[str, str], *, streaming: bool) -> None:
         InvalidOptions: one has not.
     """
     for name in _BATCH_ONLY if streaming else _STREAM_ONLY:
-        if name in known(given, NAMES, what="reading"):
+        if name in check_option_names(given, NAMES, what="reading"):
             mine, other = ("stream", "batch") if streaming else ("batch", "stream")
             raise InvalidOptions(
                 f"the option {name} is for a {other} and means nothing to a {mine}"
             )
 
 
-def known(given: Mapping[str, str], allowed: Sequence[str], *, what: str) -> dict[str, str]:
+def check_option_names(
+    given: Mapping[str, str], allowed: Sequence[str], *, what: str
+) -> dict[str, str]:
     """The same, by the names as we write them; Spark does not keep their case.
 
     Raises:
@@ -159,9 +161,9 @@ def _starts(text: str | None) -> dict[str, Start]:
     try:
         found = json.loads(text)
     except ValueError as error:
-        raise UsageError(f"starts is no JSON ({error}): {_HOW_STARTS}") from error
+        raise UsageError(f"starts is no JSON ({error}): {_STARTS_ADVICE}") from error
     if not isinstance(found, dict):
-        raise UsageError(f"starts is {text!r} and not a place for each partition: {_HOW_STARTS}")
+        raise UsageError(f"starts is {text!r} and not a place for each partition: {_STARTS_ADVICE}")
     return {partition: _start(place) for partition, place in found.items()}
 
 
@@ -170,7 +172,7 @@ def _start(place: object) -> Start:
         return Start.sequence(place)
     if isinstance(place, str):
         return Start.parse(place)
-    raise UsageError(f"{place!r} in starts is no place to start at: {_HOW_STARTS}")
+    raise UsageError(f"{place!r} in starts is no place to start at: {_STARTS_ADVICE}")
 
 
 def _count(said: Mapping[str, str], name: str) -> int | None:

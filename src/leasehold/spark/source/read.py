@@ -12,8 +12,8 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from leasehold.errors import BeyondEnd, Trimmed, UsageError
 from leasehold.events.start import StartKind
-from leasehold.spark.reading import Range, opened, settle, tasks
-from leasehold.spark.source.filters import NOTHING, take
+from leasehold.spark.reading import Range, freeze_garbage_collection, open_stream, split_into_tasks
+from leasehold.spark.source.filters import NOTHING, push_filters
 from leasehold.spark.source.layout import Layout
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from leasehold.events.start import Start
     from leasehold.spark.source.options import ReadOptions
 
-_MIN_EVENTS = 2_000  # a task costs more than to read so few
+_MIN_TASK_EVENTS = 2_000  # a task costs more than to read so few
 
 
 class EventPartition(InputPartition):
@@ -62,10 +62,10 @@ class EventReader(DataSourceReader):
         Raises:
             LeaseholdError: the stream, a partition or a place in it is not there.
         """
-        source = opened(self._options.source, self._options.store)
-        found = self._pushed.narrowed(planned(source, self._options), source.find)
-        settle()  # after the first plan: by then all is loaded that plans need
-        return shared_out(found, self._options.tasks)
+        source = open_stream(self._options.source, self._options.store)
+        found = self._pushed.narrowed(planned_ranges(source, self._options), source.find)
+        freeze_garbage_collection()  # after the first plan: by then all is loaded that plans need
+        return plan_tasks(found, self._options.tasks)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one task. Nothing to plan means one task without ranges."""
@@ -79,8 +79,8 @@ class FilteringReader(EventReader):
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
         """Keep those we apply; give the others back."""
-        self._pushed, rest = take(filters)
-        settle()
+        self._pushed, rest = push_filters(filters)
+        freeze_garbage_collection()
         return rest
 
 
@@ -97,14 +97,14 @@ def batch_reader(schema: StructType, options: ReadOptions) -> EventReader:
     return EventReader(schema, options)
 
 
-def shared_out(ranges: Sequence[Range], most: int) -> list[EventPartition]:
+def plan_tasks(ranges: Sequence[Range], most: int) -> list[EventPartition]:
     """Few tasks, with about the same number of events each."""
     total = sum(map(len, ranges))
-    count = min(most, max(total // _MIN_EVENTS, 1))
-    return [EventPartition(each) for each in tasks(ranges, count)]
+    count = min(most, max(total // _MIN_TASK_EVENTS, 1))
+    return [EventPartition(each) for each in split_into_tasks(ranges, count)]
 
 
-def planned(source: RangeSource, options: ReadOptions) -> tuple[Range, ...]:
+def planned_ranges(source: RangeSource, options: ReadOptions) -> tuple[Range, ...]:
     """The ranges that the options mean now.
 
     Raises:
@@ -112,20 +112,20 @@ def planned(source: RangeSource, options: ReadOptions) -> tuple[Range, ...]:
         Trimmed, BeyondEnd: a partition does not have the place that was asked for.
     """
     if options.ranges is not None:
-        chosen(source, tuple(each.partition for each in options.ranges))
+        selected_partitions(source, tuple(each.partition for each in options.ranges))
         return options.ranges
-    wanted = chosen(source, options.partitions, options.starts)
+    wanted = selected_partitions(source, options.partitions, options.starts)
     ends = source.ends(wanted)
     ranges = []
     for partition in wanted:
         known = {StartKind.EARLIEST: ends[partition].first, StartKind.LATEST: ends[partition].next}
-        start = place(source, partition, options.start_of(partition), known)
-        end = place(source, partition, options.end, known)
+        start = find_position(source, partition, options.start_of(partition), known)
+        end = find_position(source, partition, options.end, known)
         ranges.append(Range(partition=partition, start=start, end=max(start, end)))
     return tuple(ranges)
 
 
-def chosen(
+def selected_partitions(
     source: RangeSource, wanted: Sequence[str] | None, also: Iterable[str] = ()
 ) -> tuple[str, ...]:
     """The partitions to read: these, or all.
@@ -142,7 +142,9 @@ def chosen(
     return tuple(there if wanted is None else wanted)
 
 
-def place(source: RangeSource, partition: str, start: Start, known: dict[StartKind, int]) -> int:
+def find_position(
+    source: RangeSource, partition: str, start: Start, known: dict[StartKind, int]
+) -> int:
     """The number of the event that ``start`` means; ``known`` are those of both ends.
 
     Raises:

@@ -32,10 +32,15 @@ from leasehold.errors import BeyondEnd, StoreUnavailable, Trimmed
 from leasehold.events.source import PartitionEnds
 from leasehold.events.source_urls import shown
 from leasehold.events.start import StartKind
-from leasehold.spark.reading import Range, closed, opened
+from leasehold.spark.reading import Range, close_stream, open_stream
 from leasehold.spark.source.filters import NOTHING
 from leasehold.spark.source.layout import Layout
-from leasehold.spark.source.read import EventPartition, chosen, place, shared_out
+from leasehold.spark.source.read import (
+    EventPartition,
+    find_position,
+    plan_tasks,
+    selected_partitions,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -51,7 +56,7 @@ if TYPE_CHECKING:
 Offsets = dict[str, int]
 
 
-def shared(lags: Mapping[str, int], most: int | None) -> Offsets:
+def allot_by_lag(lags: Mapping[str, int], most: int | None) -> Offsets:
     """How much each partition may read, by its lag; together ``most``, and everyone one at least.
 
     By the lag all are done at about the same time, so none runs ahead of the others. Where there
@@ -71,7 +76,7 @@ def shared(lags: Mapping[str, int], most: int | None) -> Offsets:
     return granted
 
 
-def check(
+def check_available(
     start: Mapping[str, int], ends: Mapping[str, PartitionEnds], *, stream: str, skip_trimmed: bool
 ) -> None:
     """Return if the events from ``start`` on are there. A partition it does not know is at 0.
@@ -104,17 +109,17 @@ def check(
             )
 
 
-def advanced(
+def next_offsets(
     start: Mapping[str, int], ends: Mapping[str, PartitionEnds], most: int | None
 ) -> Offsets:
     """How far the next batch goes. Equal to ``start`` if there is nothing new."""
     begin = {name: max(start.get(name, 0), known.first) for name, known in ends.items()}
     lags = {name: known.next - begin[name] for name, known in ends.items()}
-    granted = shared(lags, most)
+    granted = allot_by_lag(lags, most)
     return dict(start) | {name: begin[name] + count for name, count in granted.items()}
 
 
-def between(
+def ranges_between(
     start: Mapping[str, int], end: Mapping[str, int], firsts: Mapping[str, int]
 ) -> tuple[Range, ...]:
     """The ranges of a batch, without what lies before ``firsts``."""
@@ -127,9 +132,9 @@ def between(
 
 T = TypeVar("T")
 
-_PATIENCE_S = 60.0
+_STORE_TIMEOUT_S = 60.0
 _FIRST_WAIT_S = 0.1
-_LONGEST_WAIT_S = 5.0
+_MAX_WAIT_S = 5.0
 
 
 class EventStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -179,16 +184,16 @@ class EventStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             for name, at in start.items()
             if options.partitions is None or name in options.partitions
         }
-        check(read, ends, stream=shown(options.source), skip_trimmed=options.skip_trimmed)
+        check_available(read, ends, stream=shown(options.source), skip_trimmed=options.skip_trimmed)
         if self._target is not None:
-            ends = _up_to(self._target, ends)
+            ends = _limited_to(self._target, ends)
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        return advanced(start, ends, most)
+        return next_offsets(start, ends, most)
 
     def reportLatestOffset(self) -> Offsets | None:  # noqa: N802
         """Where the stream ends now: with it Spark shows how far behind the query is."""
         try:
-            ends = self._ends(opened(self._options.source, self._options.store))
+            ends = self._ends(open_stream(self._options.source, self._options.store))
         except StoreUnavailable:
             return None  # for people only, so it waits for nothing
         return {name: known.next for name, known in ends.items()}
@@ -200,7 +205,7 @@ class EventStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             moved = tuple(name for name, last in end.items() if last > start.get(name, 0))
             ends = self._asked(lambda source: source.ends(moved)) if moved else {}
             firsts = {name: known.first for name, known in ends.items()}
-        return shared_out(between(start, end, firsts), self._options.tasks)
+        return plan_tasks(ranges_between(start, end, firsts), self._options.tasks)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one task."""
@@ -217,33 +222,33 @@ class EventStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _begin(self, source: RangeSource) -> Offsets:
         options = self._options
-        wanted = chosen(source, options.partitions, options.starts)
+        wanted = selected_partitions(source, options.partitions, options.starts)
         found: Offsets = {}
         for name, known in source.ends(wanted).items():
             both = {StartKind.EARLIEST: known.first, StartKind.LATEST: known.next}
-            found[name] = place(source, name, options.start_of(name), both)
+            found[name] = find_position(source, name, options.start_of(name), both)
         return found
 
     def _ends(self, source: RangeSource) -> Mapping[str, PartitionEnds]:
-        return source.ends(chosen(source, self._options.partitions))
+        return source.ends(selected_partitions(source, self._options.partitions))
 
     def _asked(self, ask: Callable[[RangeSource], T]) -> T:
         """The answer of the stream; a store that does not answer gets time."""
         source, store = self._options.source, self._options.store
-        until = self._clock.boottime_s() + _PATIENCE_S
+        until = self._clock.boottime_s() + _STORE_TIMEOUT_S
         wait_s = _FIRST_WAIT_S
         while True:
             try:
-                return ask(opened(source, store))
+                return ask(open_stream(source, store))
             except StoreUnavailable:
                 if self._clock.boottime_s() + wait_s > until:
                     raise
-                closed(source, store)
+                close_stream(source, store)
                 anyio.run(self._clock.sleep, wait_s)
-                wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+                wait_s = min(2 * wait_s, _MAX_WAIT_S)
 
 
-def _up_to(
+def _limited_to(
     target: Mapping[str, int], ends: Mapping[str, PartitionEnds]
 ) -> dict[str, PartitionEnds]:
     """The same, as if nothing had come since."""

@@ -33,12 +33,12 @@ from leasehold.errors import InvalidOptions, StoreUnavailable, UsageError
 from leasehold.events.source_urls import stream_of
 from leasehold.names import check_name, holder_id
 from leasehold.spark.log_writer.publication import CommitRequest
-from leasehold.spark.log_writer.publisher import SAVES, Publisher
+from leasehold.spark.log_writer.publisher import SAVE_PREFIX, Publisher
 from leasehold.spark.log_writer.staged_rows import check_columns, stage
-from leasehold.spark.reading import Range, settle
-from leasehold.spark.schema import arrow_of
+from leasehold.spark.reading import Range, freeze_garbage_collection
+from leasehold.spark.schema import arrow_schema
 from leasehold.spark.sinks.port import BatchPart
-from leasehold.spark.source.options import known
+from leasehold.spark.source.options import check_option_names
 from leasehold.spark.standby_query.location import canonical
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from leasehold.spark.log_writer.staged_rows import StagedFile, StagingPlan
 
 _COMMON = ("store", "stream", "path", "staging")
-_OF_STREAMS = ("name", "fence.key", "fence.epoch", "checkpointLocation", "queryName")
+_STREAM_ONLY = ("name", "fence.key", "fence.epoch", "checkpointLocation", "queryName")
 _LOCAL = "file:"
 _METADATA = "metadata"
 
@@ -84,8 +84,8 @@ def parse(given: Mapping[str, str], *, streaming: bool) -> WriteOptions:
         UsageError: one is missing, unknown or makes no sense; the message says what to write.
         InvalidOptions: two of them contradict each other.
     """
-    allowed = (*_COMMON, *_OF_STREAMS) if streaming else _COMMON
-    said = known(given, allowed, what="this write")
+    allowed = (*_COMMON, *_STREAM_ONLY) if streaming else _COMMON
+    said = check_option_names(given, allowed, what="this write")
     if not said.get("store"):
         raise UsageError('no store is named: add .option("store", "sqlite:///leases.db")')
     key, epoch = said.get("fence.key", ""), said.get("fence.epoch", "0")
@@ -189,7 +189,7 @@ _BATCH = "batch"
 _QUERY = "query"
 
 # Of this process: Spark uses it for commit after commit, and the log's segments stay open.
-_KEPT: dict[tuple[int, str, str, str], Publisher] = {}
+_PUBLISHERS: dict[tuple[int, str, str, str], Publisher] = {}
 
 
 def batch_writer(
@@ -209,8 +209,8 @@ def batch_writer(
             "old events must not be in it"
         )
     said = parse(options, streaming=False)
-    check_columns(arrow_of(schema))
-    publisher = _opened(said)
+    check_columns(arrow_schema(schema))
+    publisher = _open_publisher(said)
     try:
         return BatchWriter(said, publisher.plan(), token=new_token())
     finally:
@@ -235,8 +235,8 @@ def stream_writer(
         )
     said = parse(options, streaming=True)
     check_identity(said)
-    check_columns(arrow_of(schema))
-    return StreamWriter(said, _kept(said).plan(shared=True))
+    check_columns(arrow_schema(schema))
+    return StreamWriter(said, _cached_publisher(said).plan(shared=True))
 
 
 @dataclass(frozen=True)
@@ -253,15 +253,15 @@ class BatchWriter(DataSourceArrowWriter):
         """``token`` names this save."""
         self._options = options
         self._plan = plan
-        self._sink = f"{SAVES}{token}"
+        self._sink = f"{SAVE_PREFIX}{token}"
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Stage the rows of a task."""
-        return _staged(iterator, self._plan)
+        return _stage(iterator, self._plan)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Make all of them events. Runs in the driver."""
-        publisher = _opened(self._options)
+        publisher = _open_publisher(self._options)
         share = BatchPart(range=Range(partition=_BATCH, start=0, end=1), epoch=0)
         claim = CommitRequest(
             sink=self._sink,
@@ -272,14 +272,14 @@ class BatchWriter(DataSourceArrowWriter):
             began_at=SystemClock().utc_now().isoformat(),
         )
         try:
-            _commit(lambda: publisher, claim, _files(messages))
+            _commit_with_retry(lambda: publisher, claim, _files(messages))
             publisher.clear(self._plan)
         finally:
             publisher.close()
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Leave nothing behind. Runs in the driver."""
-        publisher = _opened(self._options)
+        publisher = _open_publisher(self._options)
         try:
             publisher.discard(_files(messages), self._plan)
         finally:
@@ -296,7 +296,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Stage the rows of a task."""
-        return _staged(iterator, self._plan)
+        return _stage(iterator, self._plan)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Make them events, unless the batch is there already. Runs in the driver.
@@ -325,22 +325,22 @@ class StreamWriter(DataSourceStreamArrowWriter):
             fence_key=self._options.fence_key,
             fence_epoch=self._options.fence_epoch,
         )
-        _commit(lambda: _kept(self._options), claim, _files(messages))
+        _commit_with_retry(lambda: _cached_publisher(self._options), claim, _files(messages))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803
         """Remove what was staged for a batch that failed. Runs in the driver."""
-        _kept(self._options).discard(_files(messages))
+        _cached_publisher(self._options).discard(_files(messages))
 
 
-def _staged(iterator: Iterator[pa.RecordBatch], plan: StagingPlan) -> TaskResult:
-    settle()
+def _stage(iterator: Iterator[pa.RecordBatch], plan: StagingPlan) -> TaskResult:
+    freeze_garbage_collection()
     task = TaskContext.get()
     return TaskResult(
         stage(iterator, plan, task=task.partitionId() if task else 0, token=new_token())
     )
 
 
-def _commit(
+def _commit_with_retry(
     publisher: Callable[[], Publisher], claim: CommitRequest, files: Sequence[StagedFile]
 ) -> None:
     """Commit; without an answer once more: it may have been done, and only has to be found."""
@@ -355,15 +355,15 @@ def _files(messages: Sequence[WriterCommitMessage | None]) -> list[StagedFile]:
     return [each for each in told if each is not None]
 
 
-def _opened(options: WriteOptions) -> Publisher:
+def _open_publisher(options: WriteOptions) -> Publisher:
     return Publisher.open(options.stream, options.store, staging=options.staging)
 
 
-def _kept(options: WriteOptions) -> Publisher:
+def _cached_publisher(options: WriteOptions) -> Publisher:
     key = (os.getpid(), options.store, options.stream, options.staging)
-    if key not in _KEPT:
-        _KEPT[key] = _opened(options)
-    return _KEPT[key]
+    if key not in _PUBLISHERS:
+        _PUBLISHERS[key] = _open_publisher(options)
+    return _PUBLISHERS[key]
 
 
 def _holder() -> str:

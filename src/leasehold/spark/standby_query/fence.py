@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("leasehold.spark")
 
-_PAUSES = Backoff(base_s=0.05, max_s=1.0)
+_BACKOFF = Backoff(base_s=0.05, max_s=1.0)
 
 
 class QuerySink:
@@ -140,7 +140,7 @@ class QuerySink:
                 # or, if the driver stops or loses its reservation meanwhile, by the next one.
                 failures += 1
                 log.warning("batch %d: no answer to the commit: %s", batch.number, error)
-                self._reservation.lost.wait(_PAUSES.pause_s(failures, self._rng))
+                self._reservation.lost.wait(_BACKOFF.pause_s(failures, self._rng))
             except (LeaseLost, SinkChanged, SinkUnfit):
                 if not failures:  # else it may be there, and would lose its files
                     self._sink.discard(staged)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 LOCAL = "file:///"
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(.*)", re.DOTALL)
-_PREFIX = "checkpoint "
+_JOB_PREFIX = "checkpoint "
 
 
 def canonical(location: str, *, default: str = LOCAL) -> str:
@@ -50,11 +50,11 @@ def canonical(location: str, *, default: str = LOCAL) -> str:
 
 def job_name(place: str) -> str:
     """The name under which a canonical location is reserved."""
-    name = f"{_PREFIX}{place}"
+    name = f"{_JOB_PREFIX}{place}"
     try:
         job_key(name)
     except InvalidName:  # too long, or not printable
-        return f"{_PREFIX}sha256 {hashlib.sha256(place.encode()).hexdigest()}"
+        return f"{_JOB_PREFIX}sha256 {hashlib.sha256(place.encode()).hexdigest()}"
     return name
 
 

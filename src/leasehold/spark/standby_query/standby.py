@@ -44,7 +44,7 @@ from leasehold.jobs.request import Request
 from leasehold.jobs.wish import DEFAULT_LEASE, Wish
 from leasehold.names import job_key
 from leasehold.runtime.stop_signals import StopAsked, StopRequests
-from leasehold.spark.reading import wrong_use_in
+from leasehold.spark.reading import usage_error_in
 from leasehold.spark.sessions import session
 from leasehold.spark.standby_query.events import StandbyChanged, StandbyState
 from leasehold.spark.standby_query.fence import Fence
@@ -68,7 +68,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("leasehold.spark")
 
-_LOOK_S = 0.05
+_POLL_INTERVAL_S = 0.05
 
 
 class BatchProgress(StreamingQueryListener):
@@ -181,8 +181,8 @@ class RunningQuery:
         stopping = threading.Thread(target=stop, name=f"stops {self._fence.name}", daemon=True)
         stopping.start()
         while True:
-            stopping.join(_LOOK_S)
-            if not stopping.is_alive() and self._fence.idle(within_s=_LOOK_S):
+            stopping.join(_POLL_INTERVAL_S)
+            if not stopping.is_alive() and self._fence.idle(within_s=_POLL_INTERVAL_S):
                 return True
             if not more_time():
                 return False
@@ -199,7 +199,7 @@ def kill_java() -> None:
 
 EXIT_STUCK = 75
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_ENOUGH = 0
+_END_OF_SIGNALS = 0
 
 
 @contextmanager
@@ -220,7 +220,7 @@ def stopped_by_signals(
     requests, time = StopRequests(), clock or SystemClock()
 
     def wait() -> None:
-        if numbers.get() != _ENOUGH:
+        if numbers.get() != _END_OF_SIGNALS:
             stop()
 
     def handle(number: int, _frame: object) -> None:
@@ -243,7 +243,7 @@ def stopped_by_signals(
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        numbers.put(_ENOUGH)
+        numbers.put(_END_OF_SIGNALS)
 
 
 def leave_stuck(last_words: Callable[[], None], *, within_s: float) -> NoReturn:
@@ -272,11 +272,14 @@ if TYPE_CHECKING:
 log = logging.getLogger("leasehold.spark")
 
 # Which part of the lease the last words may take: less than its margin.
-_LAST_WORDS = 0.05
-_SPARK_STOPS_S = 2.0  # how long Spark's own stop may take, at least, though no batch runs
-_PAUSES = Backoff(base_s=1.0, max_s=60.0)
+_STUCK_REPORT_FRACTION = 0.05
+_MIN_SPARK_STOP_S = 2.0  # how long Spark's own stop may take, at least, though no batch runs
+_BACKOFF = Backoff(base_s=1.0, max_s=60.0)
 # What Spark says when somebody without a reservation works on the same checkpoint.
-_FOREIGN = ("CONCURRENT_STREAM_LOG_UPDATE", "Multiple streaming queries are concurrently using")
+_FOREIGN_WRITER_ERRORS = (
+    "CONCURRENT_STREAM_LOG_UPDATE",
+    "Multiple streaming queries are concurrently using",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -391,7 +394,7 @@ class Standby:
             store=self._store,
             clock=self._clock,
             on_waiting=self._waits,
-            on_lost=lambda reason: words.put(_StateReport(why="lost", error=_lost(reason))),
+            on_lost=lambda reason: words.put(_StateReport(why="lost", error=_lease_lost(reason))),
             on_asked=lambda by: words.put(_StateReport(why="asked", heir=by)),
         )
         if self._stopping.is_set():
@@ -402,7 +405,7 @@ class Standby:
             if not self._served:
                 raise
             self._tell(StandbyState.FAILED, text=f"the store can not be asked: {error}")
-            self._stopping.wait(_PAUSES.pause_s(1, self._rng))
+            self._stopping.wait(_BACKOFF.pause_s(1, self._rng))
             return None
         if not isinstance(answer, Claimant):
             return None
@@ -455,7 +458,7 @@ class Standby:
         """
         before = {each.runId for each in spark.streams.active}
         try:
-            query = _query(self._build(spark, fence))
+            query = _check_query(self._build(spark, fence))
             running, default = RunningQuery(query, fence), default_file_system(spark)
             running.check_location(canonical(self._location, default=default), default=default)
         except BaseException:
@@ -486,7 +489,7 @@ class Standby:
             # A batch that is nearly done is not thrown away.
             if not fence.idle(within_s=self._drain_s):
                 fence.give_up()
-        until_s = max(until_s, self._clock.boottime_s() + _SPARK_STOPS_S)
+        until_s = max(until_s, self._clock.boottime_s() + _MIN_SPARK_STOP_S)
 
         def more_time() -> bool:
             if self._clock.boottime_s() >= until_s:
@@ -502,7 +505,7 @@ class Standby:
             log.critical("%s: %s", self.name, text)
 
         if self._exit_when_stuck:
-            leave_stuck(last_words, within_s=_LAST_WORDS * self._lease.total_seconds())
+            leave_stuck(last_words, within_s=_STUCK_REPORT_FRACTION * self._lease.total_seconds())
         last_words()
         return running.stop(more_time=lambda: not (leaves or self._stopping.is_set()))
 
@@ -536,10 +539,10 @@ class Standby:
             UsageError: no restart could help: what was given can not work.
             Exception: the error itself, if no restart could help or none is left.
         """
-        wrong = wrong_use_in(error)
+        wrong = usage_error_in(error)
         if wrong is not None:
             raise wrong from None  # the page that Spark writes about it says no more
-        foreign = any(each in str(error) for each in _FOREIGN)
+        foreign = any(each in str(error) for each in _FOREIGN_WRITER_ERRORS)
         if foreign:
             log.error(
                 "%s: a driver that has not reserved it works on %s: end that one, or give it "
@@ -549,7 +552,7 @@ class Standby:
             )
         if foreign or failures > self._restarts:
             raise error
-        self._stopping.wait(_PAUSES.pause_s(failures, self._rng))
+        self._stopping.wait(_BACKOFF.pause_s(failures, self._rng))
 
     # ------------------------------------------------------------ words
 
@@ -613,7 +616,7 @@ def standby(
         driver.run(ready=hold)  # Spark's own start takes Ctrl-C for itself
 
 
-def _query(built: StreamingQuery) -> StreamingQuery:
+def _check_query(built: StreamingQuery) -> StreamingQuery:
     if not hasattr(built, "runId"):
         raise UsageError(
             f"build returned {built!r}: it must return the started query, the result of "
@@ -622,7 +625,7 @@ def _query(built: StreamingQuery) -> StreamingQuery:
     return built
 
 
-def _lost(reason: str) -> LeaseLost:
+def _lease_lost(reason: str) -> LeaseLost:
     return LeaseLost(f"the reservation is lost ({reason})", reason=reason)
 
 

@@ -25,8 +25,8 @@ import pyarrow.parquet as pq
 from pyspark import TaskContext
 
 from leasehold.errors import StoreUnavailable
-from leasehold.spark.reading import settle
-from leasehold.spark.sinks.directory import written_here
+from leasehold.spark.reading import freeze_garbage_collection
+from leasehold.spark.sinks.directory import volume_errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from leasehold.spark.sinks.delta.storage import Storage
 
 _MAX_COLUMNS = 32
-_LONGEST_TEXT = 64
+_MAX_TEXT_CHARS = 64
 _MILLISECOND = timedelta(milliseconds=1)
 
 
@@ -86,16 +86,16 @@ def _bound(value: Any, *, up: bool) -> Any:
         case int():
             return value
         case str():
-            return value if len(value) <= _LONGEST_TEXT else None
+            return value if len(value) <= _MAX_TEXT_CHARS else None
         case datetime():
-            return _moment(value, up=up)
+            return _timestamp_bound(value, up=up)
         case date():
             return value.isoformat()
         case _:
             return None
 
 
-def _moment(value: datetime, *, up: bool) -> str | None:
+def _timestamp_bound(value: datetime, *, up: bool) -> str | None:
     """Delta keeps milliseconds here: cut off below, rounded up above."""
     rest = timedelta(microseconds=value.microsecond % 1000)
     try:
@@ -115,8 +115,8 @@ _COMPRESSION, _LEVEL = "zstd", 1
 _GROUP_BYTES = 64 << 20
 _FILE_BYTES = 512 << 20
 _MAX_OPEN = 64
-_NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
-_ROW = "leasehold row"
+_NULL_DIRECTORY = "__HIVE_DEFAULT_PARTITION__"
+_ROW_NUMBER = "leasehold row"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,11 +145,11 @@ class TaskWriter:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write all rows of the task."""
-        settle()
+        freeze_garbage_collection()
         task = TaskContext.get()
         number, attempt = (task.partitionId(), task.taskAttemptId()) if task else (0, 0)
         name = f"{PREFIX}{number:05d}-{self.token}-{attempt}"
-        yield _line(self.written(name, batches))
+        yield _result_row(self.written(name, batches))
 
     def written(self, name: str, batches: Iterator[pa.RecordBatch]) -> str:
         """Write the rows to files whose names begin with ``name``; the answer.
@@ -177,7 +177,7 @@ class TaskWriter:
     def _written(self) -> Iterator[None]:
         """Tell trouble with the place from trouble with the rows."""
         if self.place.local is not None:
-            with written_here(self.place.name):
+            with volume_errors(self.place.name):
                 yield
             return
         try:
@@ -232,7 +232,7 @@ class TaskFiles:
             return
         table = pa.Table.from_batches(self._waiting)
         self._waiting, self._waiting_bytes = [], 0
-        for values, rows in _parts(table, self._by):
+        for values, rows in _split_by_values(table, self._by):
             if values not in self._open and len(self._open) >= _MAX_OPEN:
                 self._close_all()
             file = self._open.get(values) or self._start(values, rows.schema)
@@ -242,7 +242,7 @@ class TaskFiles:
 
     def _start(self, values: tuple[str | None, ...], schema: pa.Schema) -> _DeltaFile:
         cut = tuple(zip(self._by, values, strict=True))
-        directory = "".join(f"{name}={_escaped(value)}/" for name, value in cut)
+        directory = "".join(f"{name}={_directory_value(value)}/" for name, value in cut)
         path = f"{directory}{self._name}-{len(self._started)}.{_COMPRESSION}.parquet"
         self._started.append(path)
         if self._place.local is not None:
@@ -289,7 +289,7 @@ class _DeltaFile:
         )
 
 
-def answers(lines: Iterable[str]) -> tuple[tuple[DataFile, ...], list[str]]:
+def parse_results(lines: Iterable[str]) -> tuple[tuple[DataFile, ...], list[str]]:
     """The files of all tasks, and the columns in which a null was refused."""
     told = [json.loads(line) for line in lines]
     files = [file for each in told for file in each.get("files", ())]
@@ -300,7 +300,7 @@ def answers(lines: Iterable[str]) -> tuple[tuple[DataFile, ...], list[str]]:
     ), sorted(refused)
 
 
-def _line(text: str) -> pa.RecordBatch:
+def _result_row(text: str) -> pa.RecordBatch:
     """One row with the text. From its bytes: to convert an object, pyarrow imports pandas first."""
     data = text.encode("utf-8")
     ends = pa.py_buffer(struct.pack("<ii", 0, len(data)))
@@ -308,28 +308,30 @@ def _line(text: str) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([array], ["written"])
 
 
-def _parts(
+def _split_by_values(
     table: pa.Table, by: tuple[str, ...]
 ) -> Iterator[tuple[tuple[str | None, ...], pa.Table]]:
     """The rows for each set of values; the columns they come from are not in the files."""
     if not by:
         yield (), table
         return
-    numbered = table.select(by).append_column(_ROW, pa.array(range(table.num_rows), pa.int64()))
-    groups = numbered.group_by(list(by)).aggregate([(_ROW, "list")])
+    numbered = table.select(by).append_column(
+        _ROW_NUMBER, pa.array(range(table.num_rows), pa.int64())
+    )
+    groups = numbered.group_by(list(by)).aggregate([(_ROW_NUMBER, "list")])
     rest = table.drop_columns(list(by))
     for group in range(groups.num_rows):
-        values = tuple(_text(groups.column(name)[group].as_py()) for name in by)
-        rows = groups.column(f"{_ROW}_list")[group].values
+        values = tuple(_partition_text(groups.column(name)[group].as_py()) for name in by)
+        rows = groups.column(f"{_ROW_NUMBER}_list")[group].values
         yield values, rest.take(rows)
 
 
-def _text(value: Any) -> str | None:
+def _partition_text(value: Any) -> str | None:
     """A value as Delta writes it. Delta knows no empty text here: it is a null."""
     if isinstance(value, bool):
         return str(value).lower()
     return None if value is None or value == "" else str(value)
 
 
-def _escaped(value: str | None) -> str:
-    return _NO_VALUE if value is None else quote(value, safe="")
+def _directory_value(value: str | None) -> str:
+    return _NULL_DIRECTORY if value is None else quote(value, safe="")

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from leasehold.spark.sinks.delta.storage import Storage
     from leasehold.spark.sinks.port import Batch
 
-_KEEPABLE = (
+_STORABLE = (
     t.BinaryType,
     t.BooleanType,
     t.ByteType,
@@ -66,8 +66,8 @@ _PARTITIONABLE = (
     t.ShortType,
     t.StringType,
 )
-_NOT_IN_NAMES = " ,;{}()\n\t="
-_CHECKED_BY_OTHERS = (
+_INVALID_NAME_CHARS = " ,;{}()\n\t="
+_COLUMN_RULES = (
     "delta.generationExpression",
     "delta.identity.start",
     "delta.invariants",
@@ -88,7 +88,7 @@ def refuse_unfit_table(
     Raises:
         SinkUnfit: it has rules that we do not keep; the message names all of them.
     """
-    reasons = [*_reasons(schema, settings), *_reasons_cut(schema, partition_by)]
+    reasons = [*_table_reasons(schema, settings), *_partitioning_reasons(schema, partition_by)]
     if reasons:
         raise SinkUnfit(
             f"{sink} can not be written to: {'; '.join(reasons)}. Nothing was written. Change the "
@@ -119,8 +119,8 @@ def differences(rows: t.StructType, table: t.StructType) -> Iterator[str]:
             yield f"column {name} ({field.dataType.simpleString()}) is missing"
         elif not _fits(have[name].dataType, field.dataType):
             yield (
-                f"column {name} is {_words(have[name].dataType)} in the rows and "
-                f"{_words(field.dataType)} in the table"
+                f"column {name} is {_type_text(have[name].dataType)} in the rows and "
+                f"{_type_text(field.dataType)} in the table"
             )
     for name, field in have.items():
         if name not in want:
@@ -133,7 +133,7 @@ def refuse_unfit_new(sink: str, rows: t.StructType, partition_by: Sequence[str])
     Raises:
         SinkUnfit: it can not; the message names each reason.
     """
-    reasons = list(_reasons_new(rows, partition_by))
+    reasons = list(_new_table_reasons(rows, partition_by))
     if reasons:
         raise SinkUnfit(
             f"no table with these columns can be made at {sink}: {'; '.join(reasons)}. Nothing "
@@ -167,7 +167,7 @@ def required(table: t.StructType) -> tuple[str, ...]:
     return tuple(each.name for each in table if not each.nullable)
 
 
-def _reasons(schema: t.StructType, settings: Mapping[str, str | None]) -> Iterator[str]:
+def _table_reasons(schema: t.StructType, settings: Mapping[str, str | None]) -> Iterator[str]:
     if _RETENTION in settings:
         yield (
             f"{_RETENTION} is set, so the table forgets how far each partition was written, and "
@@ -179,12 +179,12 @@ def _reasons(schema: t.StructType, settings: Mapping[str, str | None]) -> Iterat
     if checks:
         yield f"it has rules for rows that this sink does not check ({', '.join(checks)})"
     for field in schema:
-        rules = [rule for rule in _CHECKED_BY_OTHERS if rule in field.metadata]
+        rules = [rule for rule in _COLUMN_RULES if rule in field.metadata]
         if rules:
             yield f"column {field.name} is computed or checked by the table ({', '.join(rules)})"
 
 
-def _reasons_cut(schema: t.StructType, partition_by: Sequence[str]) -> Iterator[str]:
+def _partitioning_reasons(schema: t.StructType, partition_by: Sequence[str]) -> Iterator[str]:
     """Values of other types would not be in the names of directories as Delta has them."""
     for name in partition_by:
         if not isinstance(schema[name].dataType, _PARTITIONABLE):
@@ -194,16 +194,19 @@ def _reasons_cut(schema: t.StructType, partition_by: Sequence[str]) -> Iterator[
             )
 
 
-def _reasons_new(rows: t.StructType, partition_by: Sequence[str]) -> Iterator[str]:
+def _new_table_reasons(rows: t.StructType, partition_by: Sequence[str]) -> Iterator[str]:
     if not rows.fields:
         yield "there are none"
     names = [each.name.lower() for each in rows]
     for field in rows:
         if names.count(field.name.lower()) > 1:
             yield f"column {field.name} is there twice (upper and lower case are the same)"
-        if not field.name or set(field.name) & set(_NOT_IN_NAMES):
-            yield f"column {field.name!r} has one of the characters {_NOT_IN_NAMES!r}, or no name"
-        if not _keepable(field.dataType):
+        if not field.name or set(field.name) & set(_INVALID_NAME_CHARS):
+            yield (
+                f"column {field.name!r} has one of the characters {_INVALID_NAME_CHARS!r}, or "
+                "no name"
+            )
+        if not _is_storable(field.dataType):
             yield f"column {field.name} is {field.dataType.simpleString()}, which Delta lacks"
     for name in partition_by:
         if name not in rows.fieldNames():
@@ -217,14 +220,14 @@ def _reasons_new(rows: t.StructType, partition_by: Sequence[str]) -> Iterator[st
         yield "partition_by names all columns, so that none is left for the files"
 
 
-def _keepable(kind: t.DataType) -> bool:
+def _is_storable(kind: t.DataType) -> bool:
     if isinstance(kind, t.StructType):
-        return all(_keepable(each.dataType) for each in kind)
+        return all(_is_storable(each.dataType) for each in kind)
     if isinstance(kind, t.ArrayType):
-        return _keepable(kind.elementType)
+        return _is_storable(kind.elementType)
     if isinstance(kind, t.MapType):
-        return _keepable(kind.keyType) and _keepable(kind.valueType)
-    return isinstance(kind, _KEEPABLE)
+        return _is_storable(kind.keyType) and _is_storable(kind.valueType)
+    return isinstance(kind, _STORABLE)
 
 
 def _fits(rows: t.DataType, table: t.DataType) -> bool:
@@ -247,14 +250,14 @@ def _fits(rows: t.DataType, table: t.DataType) -> bool:
     return rows == table
 
 
-def _words(kind: t.DataType) -> str:
+def _type_text(kind: t.DataType) -> str:
     """A type for people; nested ones with what they say of nulls."""
     if isinstance(kind, t.StructType | t.ArrayType | t.MapType):
         return json.dumps(kind.jsonValue())
     return kind.simpleString()
 
 
-_NOWHERE = -1  # a position that was taken back: a transaction can not be deleted
+_NO_POSITION = -1  # a position that was taken back: a transaction can not be deleted
 
 
 def position_id(group: str, partition: str) -> str:
@@ -272,14 +275,14 @@ def group_id(group: str) -> str:
     return f"leasehold:{quote(group, safe='/')}#group"
 
 
-def combined(
+def known_position(
     group: str, partition: str, version_of: Callable[[str], int | None], before: SinkPosition
 ) -> SinkPosition:
     """What is known of a partition: by the table, and by what was fenced ``before`` it was made."""
     position = version_of(position_id(group, partition))
     epoch = version_of(epoch_id(group, partition))
     return SinkPosition(
-        position=before.position if position is None else _known(position),
+        position=before.position if position is None else _position_or_none(position),
         epoch=max(epoch or 0, before.epoch),
     )
 
@@ -291,7 +294,7 @@ def transactions(
     written = {epoch_id(group, name): place.epoch for name, place in places.items()}
     if not epochs_only:
         for name, place in places.items():
-            at = _NOWHERE if place.position is None else place.position
+            at = _NO_POSITION if place.position is None else place.position
             written[position_id(group, name)] = at
     return written
 
@@ -317,7 +320,7 @@ def refuse_older_epochs(
             )
 
 
-def refuse_lost(
+def refuse_forgotten(
     sink: str, now: Mapping[str, SinkPosition], seen: Mapping[str, SinkPosition]
 ) -> None:
     """Let pass only a table that knows at least what it has told before.
@@ -337,7 +340,7 @@ def refuse_lost(
             )
 
 
-def done_before(sink: str, batch: Batch, now: Mapping[str, SinkPosition]) -> bool:
+def is_committed(sink: str, batch: Batch, now: Mapping[str, SinkPosition]) -> bool:
     """Whether the batch is in the table already; False if it may be committed.
 
     Raises:
@@ -360,8 +363,8 @@ def done_before(sink: str, batch: Batch, now: Mapping[str, SinkPosition]) -> boo
     return False
 
 
-def _known(position: int) -> int | None:
-    return None if position == _NOWHERE else position
+def _position_or_none(position: int) -> int | None:
+    return None if position == _NO_POSITION else position
 
 
 _SUFFIX = ".json"

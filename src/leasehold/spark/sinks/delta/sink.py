@@ -27,7 +27,7 @@ from leasehold.clock import SystemClock, new_token
 from leasehold.errors import InvalidDuration, SinkChanged, SinkUnfit, StoreUnavailable
 from leasehold.spark.sinks.delta import rules as places_of
 from leasehold.spark.sinks.delta import table_log
-from leasehold.spark.sinks.delta.files import PREFIX, RESULT, DataFile, TaskWriter, answers
+from leasehold.spark.sinks.delta.files import PREFIX, RESULT, DataFile, TaskWriter, parse_results
 from leasehold.spark.sinks.delta.rules import (
     Fences,
     differences,
@@ -35,9 +35,9 @@ from leasehold.spark.sinks.delta.rules import (
     refuse_unfit_rows,
     required,
 )
-from leasehold.spark.sinks.delta.storage import storage
+from leasehold.spark.sinks.delta.storage import storage_at
 from leasehold.spark.sinks.delta.table_log import Conflict, DeltaLog
-from leasehold.spark.sinks.directory import PARQUET, make, refuse_taken, told
+from leasehold.spark.sinks.directory import PARQUET, make_directory, refuse_taken, sink_errors
 from leasehold.spark.sinks.port import SinkPosition, Staged, Written
 
 if TYPE_CHECKING:
@@ -77,8 +77,8 @@ def _ours(path: str) -> bool:
 
 
 # Each conflict means that somebody else's commit of the same partition went through.
-_TRIES = 20
-_SHORTEST_SWEEP = timedelta(hours=1)
+_MAX_ATTEMPTS = 20
+_MIN_SWEEP_AGE = timedelta(hours=1)
 _MS = 1000
 
 
@@ -134,7 +134,7 @@ class DeltaSink:
         token: Callable[[], str] = new_token,
     ) -> None:
         """Nothing is read yet."""
-        self._place = storage(path, dict(storage_options or {}))
+        self._place = storage_at(path, dict(storage_options or {}))
         self._by = (partition_by,) if isinstance(partition_by, str) else tuple(partition_by)
         self._clock = SystemClock() if clock is None else clock
         self._token = token
@@ -169,7 +169,7 @@ class DeltaSink:
         with self._turn:
             exists = self._look()
         if local is not None and not exists:
-            make(local, sink=self.name)
+            make_directory(local, sink=self.name)
         known = self._columns
         if known is not None and self._by and self._by != known.partition_by:
             raise SinkUnfit(
@@ -185,7 +185,7 @@ class DeltaSink:
             StoreUnavailable: unknown whether it was done: call it again.
         """
         with self._turn:
-            for _ in range(_TRIES):
+            for _ in range(_MAX_ATTEMPTS):
                 if not self._look():
                     known = self._fence_without_table(group, epochs)
                     if not self._look():
@@ -198,7 +198,7 @@ class DeltaSink:
                     if now[name].epoch <= epoch and self._epoch_in_table(group, name) < epoch
                 }
                 if raised:
-                    mark = table_log.mark(
+                    mark = table_log.commit_info(
                         "fence",
                         group,
                         on=on,
@@ -228,7 +228,7 @@ class DeltaSink:
         """
         epochs = {name: place.epoch for name, place in places.items()}
         with self._turn:
-            for _ in range(_TRIES):
+            for _ in range(_MAX_ATTEMPTS):
                 exists = self._look()
                 on = self._log.version
                 if not exists:
@@ -241,7 +241,7 @@ class DeltaSink:
                         return
                     continue
                 at = {name: [place.position, place.epoch] for name, place in places.items()}
-                mark = table_log.mark("move", group, on=on, places=at)
+                mark = table_log.commit_info("move", group, on=on, places=at)
                 written = places_of.transactions(group, places, epochs_only=False)
                 try:
                     self._write(group, [], written, mark, on=on)
@@ -261,7 +261,7 @@ class DeltaSink:
         by, must = self._fitting(schema)
         writer = TaskWriter(place=self._place, token=self._token(), partition_by=by, required=must)
         rows = frame.mapInArrow(writer, RESULT).collect()
-        files, refused = answers(row["written"] for row in rows)
+        files, refused = parse_results(row["written"] for row in rows)
         if refused:
             self._place.remove([each.path for each in files])
             raise SinkUnfit(
@@ -282,7 +282,7 @@ class DeltaSink:
         inside: StagedFiles = staged.inside
         epochs = {each.range.partition: each.epoch for each in batch.shares}
         with self._turn:
-            for _ in range(_TRIES):
+            for _ in range(_MAX_ATTEMPTS):
                 if not self._look():
                     self._log.create(inside.schema, inside.partition_by)
                     continue
@@ -290,7 +290,7 @@ class DeltaSink:
                 now = self._places(batch.group, epochs)
                 places_of.refuse_older_epochs(self.name, now, epochs)
                 self._judged(batch.group, epochs)
-                if places_of.done_before(self.name, batch, now):
+                if places_of.is_committed(self.name, batch, now):
                     self.discard(staged)  # a commit that was offered keeps its files
                     return inside.written
                 self._refuse_other_columns(inside)
@@ -309,8 +309,8 @@ class DeltaSink:
 
     def commits(self, group: str) -> Iterator[Commit]:
         """All commits of the group that the table's log still has, oldest first."""
-        for found in table_log.entries(self._place):
-            yield from table_log.commits_in(found, group)
+        for found in table_log.read_versions(self._place):
+            yield from table_log.commits_of_version(found, group)
 
     def sweep(self, older_than: timedelta = timedelta(days=1)) -> list[str]:
         """Delete files that crashed tasks and drivers have left; return their paths.
@@ -322,10 +322,10 @@ class DeltaSink:
             InvalidDuration: less than an hour.
             StoreUnavailable: the table can not be read.
         """
-        if older_than < _SHORTEST_SWEEP:
+        if older_than < _MIN_SWEEP_AGE:
             raise InvalidDuration(
                 f"sweep(older_than={older_than}) might delete the files of a batch that is being "
-                f"written: give {_SHORTEST_SWEEP} or more"
+                f"written: give {_MIN_SWEEP_AGE} or more"
             )
         view = DeltaLog(self._place)
         if not view.refresh():
@@ -362,12 +362,12 @@ class DeltaSink:
 
     def _keep_fences(self, group: str, places: Mapping[str, SinkPosition]) -> None:
         """Of a bucket the errors stay as they are: they say more than words about users."""
-        with told(self.name, "written") if self._place.local is not None else nullcontext():
+        with sink_errors(self.name, "written") if self._place.local is not None else nullcontext():
             self._fences.write(group, places)
 
     def _places(self, group: str, partitions: Mapping[str, object]) -> dict[str, SinkPosition]:
         return {
-            name: places_of.combined(
+            name: places_of.known_position(
                 group, name, self._log.version_of, self._fences.of(group, name)
             )
             for name in partitions
@@ -377,7 +377,7 @@ class DeltaSink:
         """Where they stand, in a table that is as it was left."""
         now = self._places(group, partitions)
         seen = {p: sunk for (g, p), sunk in self._seen.items() if g == group and p in now}
-        places_of.refuse_lost(self.name, now, seen)
+        places_of.refuse_forgotten(self.name, now, seen)
         if self._log.version_of(places_of.group_id(group)) is not None:
             self._log.refuse_replaced(group)
         return now
@@ -424,7 +424,7 @@ class DeltaSink:
             AddAction(each.path, each.size_bytes, dict(each.cut), made_at_ms, True, each.stats)
             for each in inside.files
         ]
-        mark = table_log.mark_of_batch(batch, on=on, rows=inside.written.rows)
+        mark = table_log.batch_commit_info(batch, on=on, rows=inside.written.rows)
         offered_before = inside.offered
         inside.offered = True
         written = places_of.transactions(batch.group, ends, epochs_only=False)
@@ -450,7 +450,7 @@ class DeltaSink:
 
     def _crowded(self) -> StoreUnavailable:
         return StoreUnavailable(
-            f"{self.name} was changed by others {_TRIES} times in a row while a commit was tried; "
-            "nothing was written. It is tried again; if this goes on, look for a program that "
+            f"{self.name} was changed by others {_MAX_ATTEMPTS} times in a row while a commit was "
+            "tried; nothing was written. It is tried again; if this goes on, look for a program that "
             "changes the table's properties all the time"
         )

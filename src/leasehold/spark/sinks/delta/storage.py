@@ -131,7 +131,7 @@ class Storage:
                 continue
 
 
-def storage(path: str | os.PathLike[str], options: dict[str, str] | None) -> Storage:
+def storage_at(path: str | os.PathLike[str], options: dict[str, str] | None) -> Storage:
     """The storage of a path, or of a URI such as ``s3://bucket/table``."""
     text = os.fspath(path)
     if text.startswith("file://"):

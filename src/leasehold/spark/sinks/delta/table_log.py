@@ -37,7 +37,7 @@ from pyspark.sql.types import StructType
 from leasehold.errors import LeaseholdError, SinkChanged, SinkUnfit, StoreUnavailable, UsageError
 from leasehold.spark.reading import Range
 from leasehold.spark.sinks.delta.rules import all_nullable, columns_of, refuse_unfit_table
-from leasehold.spark.sinks.delta.storage import storage
+from leasehold.spark.sinks.delta.storage import storage_at
 from leasehold.spark.sinks.port import Commit
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ class DeltaLog:
             SinkChanged: it was restored or overwritten as a whole.
         """
         while self._scanned_from > max(self._judged.get(group, -1) + 1, 0):
-            found = entry(self._place, self._scanned_from - 1)
+            found = read_version(self._place, self._scanned_from - 1)
             if found is None:
                 break  # older than the log reaches
             self._scanned_from -= 1
@@ -187,7 +187,7 @@ class DeltaLog:
         self,
         actions: list[AddAction],
         transactions: Mapping[str, int],
-        mark: dict[str, Any],
+        commit_info: dict[str, Any],
         *,
         on: int,
     ) -> None:
@@ -204,7 +204,7 @@ class DeltaLog:
             text = f"version {on} was judged, and version {table.version()} is known"
             raise Conflict(text, certain=True)
         properties = CommitProperties(
-            custom_metadata=mark,
+            custom_metadata=commit_info,
             app_transactions=[Transaction(key, value) for key, value in transactions.items()],
         )
         try:
@@ -230,7 +230,7 @@ class DeltaLog:
 
     def paths(self) -> set[str]:
         """All data files that any version names which the log still has."""
-        return {path for found in entries(self._place) for path in found.paths}
+        return {path for found in read_versions(self._place) for path in found.paths}
 
     def _may_name(self, paths: Sequence[str], *, after: int) -> bool:
         """Whether a version after that one names any of these files; True if it can not be told.
@@ -239,11 +239,11 @@ class DeltaLog:
         """
         wanted = set(paths)
         try:
-            found = entry(self._place, after + 1)
+            found = read_version(self._place, after + 1)
             if found is None:
                 return True
             while found is not None and wanted.isdisjoint(map(unquote, found.paths)):
-                found = entry(self._place, found.version + 1)
+                found = read_version(self._place, found.version + 1)
         except (OSError, ValueError):
             return True
         return found is not None
@@ -264,7 +264,7 @@ class DeltaLog:
 
         To follow from a version of a table that was made anew would mix two tables.
         """
-        now = self._place.stamp(file_of(self._version))
+        now = self._place.stamp(version_file(self._version))
         return now is not None and now == self._stamp
 
     def _open(self) -> None:
@@ -283,7 +283,7 @@ class DeltaLog:
 
     def _follow(self, table: DeltaTable) -> None:
         for version in range(self._version + 1, table.version() + 1):
-            found = entry(self._place, version)
+            found = read_version(self._place, version)
             if found is None:
                 self._transactions = {}  # cleaned up already: ask the table again
                 self._scanned_from = version + 1
@@ -306,7 +306,7 @@ class DeltaLog:
         self._id = str(metadata.id)
         self._table = table
         self._version = table.version()
-        self._stamp = self._place.stamp(file_of(self._version))
+        self._stamp = self._place.stamp(version_file(self._version))
         self.schema = schema
         self.partition_by = tuple(metadata.partition_columns)
 
@@ -330,9 +330,9 @@ class DeltaLog:
         names: list[str] = []
         try:
             while self._place.local is not None and (
-                self._place.stamp(file_of(version + len(names))) is not None
+                self._place.stamp(version_file(version + len(names))) is not None
             ):
-                names.append(file_of(version + len(names)))
+                names.append(version_file(version + len(names)))
             self._place.finish(names)
         except OSError as error:
             raise StoreUnavailable(
@@ -342,9 +342,9 @@ class DeltaLog:
         self._unsynced = None
 
 
-KEY = "leasehold"
-LOG = "_delta_log"
-_REPLACING = ("RESTORE", "CREATE OR REPLACE TABLE", "REPLACE TABLE")
+INFO_KEY = "leasehold"
+LOG_DIRECTORY = "_delta_log"
+_REPLACING_OPERATIONS = ("RESTORE", "CREATE OR REPLACE TABLE", "REPLACE TABLE")
 _MS = 1000
 
 
@@ -371,7 +371,7 @@ class TableVersion:
             return ""
         operation = str(self.info.get("operation", ""))
         told = self.info.get("operationParameters") or {}
-        if operation.startswith(_REPLACING):
+        if operation.startswith(_REPLACING_OPERATIONS):
             return operation
         whole = str(told.get("predicate") or "") in {"", "[]"}
         dynamic = "dynamic" in json.dumps(told).lower()
@@ -380,18 +380,18 @@ class TableVersion:
         return ""
 
 
-def file_of(version: int) -> str:
+def version_file(version: int) -> str:
     """The file of a version, below the table."""
-    return f"{LOG}/{version:020d}.json"
+    return f"{LOG_DIRECTORY}/{version:020d}.json"
 
 
-def entry(place: Storage, version: int) -> TableVersion | None:
+def read_version(place: Storage, version: int) -> TableVersion | None:
     """The version as its file tells it; None if the file is not there (any more)."""
-    text = place.read(file_of(version))
-    return None if text is None else parsed(version, text.decode("utf-8"))
+    text = place.read(version_file(version))
+    return None if text is None else parse_version(version, text.decode("utf-8"))
 
 
-def parsed(version: int, text: str) -> TableVersion:
+def parse_version(version: int, text: str) -> TableVersion:
     """The version from the text of its file."""
     info: dict[str, Any] = {}
     transactions: dict[str, int] = {}
@@ -405,26 +405,26 @@ def parsed(version: int, text: str) -> TableVersion:
     return TableVersion(
         version=version,
         info=info,
-        ours=_ours(info),
+        ours=_own_info(info),
         transactions=transactions,
         paths=tuple(paths),
     )
 
 
-def entries(place: Storage) -> Iterator[TableVersion]:
+def read_versions(place: Storage) -> Iterator[TableVersion]:
     """All versions whose files are there, oldest first."""
-    for name in place.names(LOG):
+    for name in place.names(LOG_DIRECTORY):
         stem, _, suffix = name.partition(".")
         if suffix == "json" and stem.isdigit():
-            found = entry(place, int(stem))
+            found = read_version(place, int(stem))
             if found is not None:
                 yield found
 
 
-def mark_of_batch(batch: Batch, *, on: int, rows: int) -> dict[str, str]:
+def batch_commit_info(batch: Batch, *, on: int, rows: int) -> dict[str, str]:
     """What a commit says of itself. ``on``: the version on which it was judged."""
     shares = [[s.range.partition, s.range.start, s.range.end, s.epoch] for s in batch.shares]
-    return mark(
+    return commit_info(
         "commit",
         batch.group,
         on=on,
@@ -435,12 +435,12 @@ def mark_of_batch(batch: Batch, *, on: int, rows: int) -> dict[str, str]:
     )
 
 
-def mark(kind: str, group: str, *, on: int, **more: Any) -> dict[str, str]:
+def commit_info(kind: str, group: str, *, on: int, **more: Any) -> dict[str, str]:
     """The custom metadata of a commit of ours."""
-    return {KEY: json.dumps({"kind": kind, "group": group, "on": on, **more})}
+    return {INFO_KEY: json.dumps({"kind": kind, "group": group, "on": on, **more})}
 
 
-def commits_in(found: TableVersion, group: str) -> Iterator[Commit]:
+def commits_of_version(found: TableVersion, group: str) -> Iterator[Commit]:
     """The shares that a version has committed for a group."""
     told = found.ours
     if told.get("kind") != "commit" or told.get("group") != group:
@@ -458,15 +458,15 @@ def commits_in(found: TableVersion, group: str) -> Iterator[Commit]:
         )
 
 
-def _ours(info: Mapping[str, Any]) -> dict[str, Any]:
+def _own_info(info: Mapping[str, Any]) -> dict[str, Any]:
     try:
-        told = json.loads(info[KEY])
+        told = json.loads(info[INFO_KEY])
     except (KeyError, TypeError, ValueError):
         return {}
     return told if isinstance(told, dict) and "kind" in told and "on" in told else {}
 
 
-_DELETIONS = "deletionVectors"
+_DELETION_VECTORS = "deletionVectors"
 
 
 def read_delta(
@@ -482,7 +482,7 @@ def read_delta(
         UsageError: there is no table, or it marks rows as deleted in a way that only Delta's own
             reader knows.
     """
-    place = storage(path, dict(storage_options or {}))
+    place = storage_at(path, dict(storage_options or {}))
     try:
         table = DeltaTable(place.uri, version=version, storage_options=place.settings)
     except TableNotFoundError as error:
@@ -490,7 +490,7 @@ def read_delta(
             f"there is no Delta table at {place.name}: look at the path; a pipeline makes the "
             "table with its first commit"
         ) from error
-    if _DELETIONS in (table.protocol().reader_features or ()):
+    if _DELETION_VECTORS in (table.protocol().reader_features or ()):
         raise UsageError(
             f"the Delta table at {place.name} may have deletion vectors, which need Delta's own "
             "reader: read it with delta-spark, or with deltalake"

@@ -32,7 +32,7 @@ import pyarrow.parquet as pq
 from leasehold.clock import new_suffix, new_token
 from leasehold.errors import SinkChanged, UsageError
 from leasehold.spark.sinks.commit_ledger import ledger_queries, sql_of
-from leasehold.spark.sinks.directory import POINTER, make, told, written_here
+from leasehold.spark.sinks.directory import POINTER, make_directory, sink_errors, volume_errors
 from leasehold.stores.blocking import open_blocking
 from leasehold.stores.sqlite.location import path_of
 
@@ -123,7 +123,7 @@ def write_pointer(directory: Path, pointer: Pointer) -> None:
     sync_directory(directory)
 
 
-def settle(directory: Path, database: BlockingDatabase, store: str) -> str:
+def ensure_sink(directory: Path, database: BlockingDatabase, store: str) -> str:
     """The id of the sink in this directory; the first that asks makes it a sink.
 
     Raises:
@@ -131,7 +131,7 @@ def settle(directory: Path, database: BlockingDatabase, store: str) -> str:
         SinkChanged: the directory and the store do not belong together.
     """
     name = f"parquet:{directory}"
-    make(directory, sink=name)
+    make_directory(directory, sink=name)
     pointer = read_pointer(directory)
     if pointer is not None:
         if database.read(lambda tx: tx.one("home_get", sink=pointer.sink)) is None:
@@ -151,7 +151,7 @@ def settle(directory: Path, database: BlockingDatabase, store: str) -> str:
             f"{directory} was emptied or made anew: {database.url} knows of commits to it, and "
             f"{POINTER} is not in it. Bring the directory back, or write to another one"
         )
-    with told(name, "written"):
+    with sink_errors(name, "written"):
         write_pointer(directory, Pointer(sink=sink, store=store))
     return str(sink)
 
@@ -164,8 +164,8 @@ def unknown_here(directory: Path, pointer: Pointer, database: BlockingDatabase) 
     )
 
 
-NOTHING = "__HIVE_DEFAULT_PARTITION__"
-_LONGEST_LABEL = 200
+NULL_DIRECTORY = "__HIVE_DEFAULT_PARTITION__"
+_MAX_LABEL_CHARS = 200
 _MAX_OPEN = 32
 _GROUP_ROWS = 128 * 1024
 _GROUP_BYTES = 64 << 20
@@ -209,10 +209,10 @@ def write_files(
     with ExitStack() as undo:
         undo.callback(task.remove)
         for each in batches:
-            with written_here(directory):
+            with volume_errors(directory):
                 for label, rows in split(each, partition_by):
                     task.add(label, rows)
-        with written_here(directory):
+        with volume_errors(directory):
             done = task.finished()
         undo.pop_all()
     return done
@@ -245,15 +245,16 @@ def split(
 
 def _label(part: pa.RecordBatch, partition_by: Sequence[str]) -> str:
     return "/".join(
-        f"{quote(name, safe='')}={_shown(part.column(name)[0].as_py())}" for name in partition_by
+        f"{quote(name, safe='')}={_directory_value(part.column(name)[0].as_py())}"
+        for name in partition_by
     )
 
 
-def _shown(value: Any) -> str:
+def _directory_value(value: Any) -> str:
     if value is None or value in {"", b""}:
-        return NOTHING
+        return NULL_DIRECTORY
     text = value.hex() if isinstance(value, bytes) else str(value)
-    return quote(text, safe="")[:_LONGEST_LABEL]
+    return quote(text, safe="")[:_MAX_LABEL_CHARS]
 
 
 class _TaskFiles:

@@ -29,9 +29,9 @@ from leasehold.spark.sinks.parquet.files import (
     WrittenFile,
     batch_of,
     directory_of,
+    ensure_sink,
     open_manifest,
     read_pointer,
-    settle,
     unknown_here,
     without_secrets,
     write_files,
@@ -80,7 +80,7 @@ def check_columns(schema: types.StructType, *, sink: str, partition_by: Sequence
     for field in schema.fields:
         if lower.count(field.name.lower()) > 1:
             wrong.append(f"{field.name!r} is there twice (upper and lower case are alike)")
-        if bad := ", ".join(sorted(set(_foreign(field.dataType)))):
+        if bad := ", ".join(sorted(set(_unsupported_types(field.dataType)))):
             wrong.append(f"{field.name!r} holds {bad}, which can not be kept: cast it")
     for name in partition_by:
         found = [field for field in schema.fields if field.name == name]
@@ -137,25 +137,25 @@ def quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
-def _foreign(kind: types.DataType) -> Iterator[str]:
+def _unsupported_types(kind: types.DataType) -> Iterator[str]:
     match kind:
         case types.ArrayType():
-            yield from _foreign(kind.elementType)
+            yield from _unsupported_types(kind.elementType)
         case types.MapType():
-            yield from _foreign(kind.keyType)
-            yield from _foreign(kind.valueType)
+            yield from _unsupported_types(kind.keyType)
+            yield from _unsupported_types(kind.valueType)
         case types.StructType():
             for field in kind.fields:
-                yield from _foreign(field.dataType)
+                yield from _unsupported_types(field.dataType)
         case _ if not isinstance(kind, _PLAIN):
             yield kind.simpleString()
 
 
 Task: TypeAlias = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
-_ANSWER = "path string, rows bigint, bytes bigint"
-_ANSWER_ARROW = pa.schema([("path", pa.string()), ("rows", pa.int64()), ("bytes", pa.int64())])
-_A_DAY = timedelta(days=1)
+_RESULT = "path string, rows bigint, bytes bigint"
+_RESULT_ARROW = pa.schema([("path", pa.string()), ("rows", pa.int64()), ("bytes", pa.int64())])
+_ONE_DAY = timedelta(days=1)
 _GLOB = re.compile(r"([\\{}\[\]*?])")  # what Spark would take for a pattern in a path
 
 
@@ -220,7 +220,7 @@ class ParquetSink:
         with ExitStack() as undo:
             database = open_manifest(self._store, clock=self._clock)
             undo.callback(database.close)
-            sink = settle(self._directory, database, without_secrets(self._store, database))
+            sink = ensure_sink(self._directory, database, without_secrets(self._store, database))
             undo.pop_all()
         self._ledger = CommitLedger(sink=sink, name=self.name)
         self._database = database
@@ -244,7 +244,7 @@ class ParquetSink:
             frame = frame.select(*map(quoted, held.names))
         name = new_token()
         task = _task(str(self._directory), name, self._partition_by)
-        rows = frame.mapInArrow(task, _ANSWER).collect()
+        rows = frame.mapInArrow(task, _RESULT).collect()
         files = tuple(WrittenFile(path=path, rows=n, bytes=size) for path, n, size in rows)
         self._check_seen(files, batch)
         return Staged(_StagedParquet(batch=name, columns=held or columns, files=files))
@@ -302,7 +302,7 @@ class ParquetSink:
         """See ``Sink``."""
         return iter(self._opened().read(lambda tx: self._ledger.commits(tx, group)))
 
-    def sweep(self, *, older_than: timedelta = _A_DAY) -> Swept:
+    def sweep(self, *, older_than: timedelta = _ONE_DAY) -> Swept:
         """Remove files that were never committed, and older than this; forbid to commit them.
 
         A driver that still holds such files gets ``BatchFailed`` at its commit and loses nothing.
@@ -314,7 +314,7 @@ class ParquetSink:
         old = [
             (path, batch)
             for path in sorted(self._directory.rglob("*.parquet"))
-            if (batch := batch_of(path.name)) and _changed_s(path) <= limit_s
+            if (batch := batch_of(path.name)) and _modified_s(path) <= limit_s
         ]
         if not old:
             return Swept(files=0, bytes=0)
@@ -386,7 +386,7 @@ def _task(directory: str, batch: str, partition_by: tuple[str, ...]) -> Task:
     """What runs on the executors. It holds only what can be sent there."""
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        reading.settle()
+        reading.freeze_garbage_collection()
         files = write_files(
             batches,
             directory=directory,
@@ -397,14 +397,14 @@ def _task(directory: str, batch: str, partition_by: tuple[str, ...]) -> Task:
         columns = zip(*map(astuple, files), strict=True) if files else ((), (), ())
         arrays = [
             pa.array(list(values), field.type)
-            for values, field in zip(columns, _ANSWER_ARROW, strict=True)
+            for values, field in zip(columns, _RESULT_ARROW, strict=True)
         ]
-        yield pa.RecordBatch.from_arrays(arrays, schema=_ANSWER_ARROW)
+        yield pa.RecordBatch.from_arrays(arrays, schema=_RESULT_ARROW)
 
     return write
 
 
-def _changed_s(path: Path) -> float:
+def _modified_s(path: Path) -> float:
     try:
         return path.stat().st_mtime
     except FileNotFoundError:
@@ -423,7 +423,7 @@ def read_parquet(
         SinkChanged: the store does not know it.
         InvalidUrl, StoreUnavailable, StoreUnusable: the store can not be opened.
     """
-    directory, columns, files = _committed(path, store)
+    directory, columns, files = _read_manifest(path, store)
     if columns is None:
         raise UsageError(
             f"nothing was committed to {directory} yet, so its columns are not known: wait for "
@@ -442,10 +442,10 @@ def committed_files(path: str | os.PathLike[str], store: str | None = None) -> l
     Raises:
         UsageError, SinkChanged, InvalidUrl, StoreError: see ``read_parquet``.
     """
-    return _committed(path, store)[2]
+    return _read_manifest(path, store)[2]
 
 
-def _committed(
+def _read_manifest(
     path: str | os.PathLike[str], store: str | None
 ) -> tuple[Path, StructType | None, list[str]]:
     directory = directory_of(path)

@@ -43,7 +43,7 @@ from leasehold.errors import (
     UnknownResource,
     UsageError,
 )
-from leasehold.spark.reading import settle
+from leasehold.spark.reading import freeze_garbage_collection
 from leasehold.spark.sinks.commit_ledger import CommitLedger
 from leasehold.spark.sinks.port import Staged, Written
 from leasehold.spark.sinks.postgres.columns import TableColumn, check_fit, check_known, kind_for
@@ -56,9 +56,9 @@ from leasehold.spark.sinks.postgres.target import (
     connected,
     identifier,
     identifiers,
-    meaning,
     schema_script,
     stage_name,
+    to_leasehold_error,
 )
 from leasehold.stores.postgres.address import DatabaseAddress
 
@@ -76,7 +76,7 @@ _UTC = pa.timestamp("us", "UTC")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Copied:
+class CopyResult:
     """What became of an attempt.
 
     ``refused``: why the server does not take the rows; ``away``: why it could not be asked.
@@ -88,7 +88,9 @@ class Copied:
     away: str | None = None
 
 
-def copy_rows(batches: Iterable[pa.RecordBatch], *, url: str, batch: str, attempt: str) -> Copied:
+def copy_rows(
+    batches: Iterable[pa.RecordBatch], *, url: str, batch: str, attempt: str
+) -> CopyResult:
     """Copy all rows and commit them. Without rows nobody is asked."""
     address = DatabaseAddress.of(url)
     rows = 0
@@ -112,16 +114,16 @@ def copy_rows(batches: Iterable[pa.RecordBatch], *, url: str, batch: str, attemp
                 copy.write(to_csv(each, attempt))
                 rows += each.num_rows
     except psycopg.Error as error:
-        found = meaning(error, address)
+        found = to_leasehold_error(error, address)
         if isinstance(found, SinkUnfit):
-            return Copied(attempt=attempt, rows=0, refused=str(found))
-        return Copied(attempt=attempt, rows=0, away=str(found))
-    return Copied(attempt=attempt, rows=rows)
+            return CopyResult(attempt=attempt, rows=0, refused=str(found))
+        return CopyResult(attempt=attempt, rows=0, away=str(found))
+    return CopyResult(attempt=attempt, rows=rows)
 
 
 def to_csv(batch: pa.RecordBatch, attempt: str) -> memoryview:
     """The rows as COPY reads them: null is nothing, an empty text has quotes."""
-    columns = [_plain(column) for column in batch.columns]
+    columns = [_csv_column(column) for column in batch.columns]
     columns.append(pa.repeat(pa.scalar(attempt, pa.string()), batch.num_rows))
     table = pa.RecordBatch.from_arrays(columns, names=[*batch.schema.names, ATTEMPT])
     sink = pa.BufferOutputStream()
@@ -129,7 +131,7 @@ def to_csv(batch: pa.RecordBatch, attempt: str) -> memoryview:
     return memoryview(sink.getvalue())
 
 
-def _plain(column: pa.Array) -> pa.Array:
+def _csv_column(column: pa.Array) -> pa.Array:
     if pa.types.is_binary(column.type):
         return to_hex(column)
     if pa.types.is_timestamp(column.type) and column.type.tz is not None:
@@ -174,7 +176,7 @@ class Table:
         return sql.Identifier(self.schema, self.name).as_string(None)
 
 
-def created(tx: SinkTransaction, table: Table, schema: StructType) -> str:
+def create_statement(tx: SinkTransaction, table: Table, schema: StructType) -> str:
     """The statement that makes the table for such rows."""
     columns = [
         composed("column", name=identifier(field.name), kind=_raw(kind_for(field) or "text"))
@@ -193,7 +195,7 @@ def check_table(tx: SinkTransaction, table: Table, schema: StructType, *, create
         SinkUnfit: no table, or one that does not take them.
     """
     if tx.one("table_find", written=table.written) is None:
-        statement = created(tx, table, schema)
+        statement = create_statement(tx, table, schema)
         if not create:
             raise SinkUnfit(
                 f"there is no table for {table.sink}: make it, with\n    "
@@ -236,7 +238,7 @@ def make_stage(
     )
 
 
-def take(
+def insert_staged(
     tx: SinkTransaction,
     table: Table,
     name: str,
@@ -318,8 +320,8 @@ def _raw(text: str) -> sql.SQL:
 
 Task: TypeAlias = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
-_ANSWER = "attempt string, rows bigint, refused string, away string"
-_ANSWER_ARROW = pa.schema(
+_RESULT = "attempt string, rows bigint, refused string, away string"
+_RESULT_ARROW = pa.schema(
     [
         ("attempt", pa.string()),
         ("rows", pa.int64()),
@@ -327,7 +329,7 @@ _ANSWER_ARROW = pa.schema(
         ("away", pa.string()),
     ]
 )
-_OLD_S = 86_400.0
+_OLD_STAGE_S = 86_400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -380,8 +382,8 @@ class PostgresSink:
         del spark
         with ExitStack() as undo:
             undo.callback(self.close)
-            self._connect(_make_ready)
-            self._opened().write(lambda tx: drop_old_stages(tx, self._table, _OLD_S))
+            self._connect(_ensure_schema)
+            self._opened().write(lambda tx: drop_old_stages(tx, self._table, _OLD_STAGE_S))
             undo.pop_all()
 
     def open_to_read(self) -> None:
@@ -411,9 +413,9 @@ class PostgresSink:
 
         self._opened().write(step)
         try:
-            rows = frame.mapInArrow(_task(self._url, name), _ANSWER).collect()
+            rows = frame.mapInArrow(_task(self._url, name), _RESULT).collect()
             copied = [
-                Copied(attempt=attempt, rows=count, refused=refused, away=away)
+                CopyResult(attempt=attempt, rows=count, refused=refused, away=away)
                 for attempt, count, refused, away in rows
             ]
             self._check(copied, batch)
@@ -441,7 +443,7 @@ class PostgresSink:
         def step(tx: SinkTransaction) -> Written:
             done = self._ledger.done(tx, inside.batch, batch)
             if done is None:
-                rows = take(
+                rows = insert_staged(
                     tx,
                     self._table,
                     inside.batch,
@@ -509,7 +511,7 @@ class PostgresSink:
         schema = parts[-2] if len(parts) > 1 else current or "public"
         return str(schema), str(parts[-1])
 
-    def _check(self, copied: Sequence[Copied], batch: Batch) -> None:
+    def _check(self, copied: Sequence[CopyResult], batch: Batch) -> None:
         for each in copied:
             if each.refused:
                 raise SinkUnfit(f"{batch.label} does not fit {self.name}: {each.refused}")
@@ -522,7 +524,7 @@ class PostgresSink:
             self._opened().write(lambda tx: drop_stage(tx, name))
 
 
-def _make_ready(tx: SinkTransaction) -> None:
+def _ensure_schema(tx: SinkTransaction) -> None:
     """Make the schema if it is not there. Who may not create one needs it made by somebody else."""
     if tx.one("is_ready") != (True,):
         tx.run("alone")
@@ -533,12 +535,12 @@ def _task(url: str, batch: str) -> Task:
     """What runs on the executors. It holds only what can be sent there."""
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        settle()
+        freeze_garbage_collection()
         copied = copy_rows(batches, url=url, batch=batch, attempt=new_suffix())
         arrays = [
             pa.array([value], field.type)
-            for value, field in zip(astuple(copied), _ANSWER_ARROW, strict=True)
+            for value, field in zip(astuple(copied), _RESULT_ARROW, strict=True)
         ]
-        yield pa.RecordBatch.from_arrays(arrays, schema=_ANSWER_ARROW)
+        yield pa.RecordBatch.from_arrays(arrays, schema=_RESULT_ARROW)
 
     return write

@@ -31,9 +31,9 @@ T = TypeVar("T")
 SCHEMA = "leasehold_sink"
 PATIENCE_S = 5.0
 # Shorter than the patience: those that wait for a lock are to see the end of a stopped holder.
-_IDLE_LIMIT_S = 3.0
+_IDLE_TIMEOUT_S = 3.0
 _FIRST_PAUSE_S = 0.02
-_LONGEST_PAUSE_S = 0.5
+_MAX_PAUSE_S = 0.5
 _ENDED_WHILE_IDLE = "25P03"
 # Rows twice in one upsert, no such unique index, a column that is always generated, other types.
 _UNFIT = ("21000", "42P10", "428C9", "42804")
@@ -111,13 +111,13 @@ class SinkDatabase:
                     return work(SinkTransaction(connection, float(row[0]) if row else 0.0))
             except psycopg.Error as error:
                 if not passes(error) and error.sqlstate != _ENDED_WHILE_IDLE:
-                    raise meaning(error, self.address) from error
+                    raise to_leasehold_error(error, self.address) from error
                 if self._stopwatch() + pause_s >= until_s or self._closed.wait(pause_s):
                     raise StoreUnavailable(
                         f"{explained(error, self.address)} (given up after "
                         f"{self._patience_s:g} s; what was asked for may have been done)"
                     ) from error
-                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                pause_s = min(2 * pause_s, _MAX_PAUSE_S)
 
     def close(self) -> None:
         """Close what is idle now, and the rest when its call is over."""
@@ -150,7 +150,7 @@ class SinkDatabase:
         try:
             limits = {
                 "patience_ms": int(self._patience_s * 1000),
-                "idle_ms": int(_IDLE_LIMIT_S * 1000),
+                "idle_ms": int(_IDLE_TIMEOUT_S * 1000),
             }
             connection.execute(queries()["session"], limits)
         except BaseException:
@@ -174,7 +174,7 @@ def connected(address: DatabaseAddress) -> Connection:
     return psycopg.Connection.connect(address.conninfo, autocommit=True, client_encoding="UTF8")
 
 
-def meaning(error: psycopg.Error, address: DatabaseAddress) -> LeaseholdError:
+def to_leasehold_error(error: psycopg.Error, address: DatabaseAddress) -> LeaseholdError:
     """The error to raise: what, why (in the server's words), and what to do."""
     code = error.sqlstate or ""
     unfit = isinstance(error, psycopg.DataError | psycopg.IntegrityError) or code in _UNFIT
