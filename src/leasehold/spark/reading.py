@@ -110,23 +110,23 @@ def split_into_tasks(ranges: Sequence[Range], count: int) -> list[tuple[Range, .
     if not total:
         return []
     count = max(1, min(count, total))
-    shares: list[tuple[Range, ...]] = []
-    done, share, room = 0, list[Range](), -(-total // count)
+    tasks: list[tuple[Range, ...]] = []
+    done, task, room_events = 0, list[Range](), -(-total // count)
     for whole in left:
         rest = whole
         while len(rest):
-            taken, rest = rest.split_at(min(rest.start + room, rest.end))
-            share.append(taken)
-            room -= len(taken)
+            taken, rest = rest.split_at(min(rest.start + room_events, rest.end))
+            task.append(taken)
+            room_events -= len(taken)
             done += len(taken)
-            if not room:
-                shares.append(tuple(share))
-                share = []
-                tasks_left = count - len(shares)
-                room = -(-(total - done) // tasks_left) if tasks_left else 0
-    if share:
-        shares.append(tuple(share))
-    return shares
+            if not room_events:
+                tasks.append(tuple(task))
+                task = []
+                tasks_left = count - len(tasks)
+                room_events = -(-(total - done) // tasks_left) if tasks_left else 0
+    if task:
+        tasks.append(tuple(task))
+    return tasks
 
 
 _SPARK_ERRORS = (PySparkException, Py4JJavaError)
@@ -144,10 +144,10 @@ def usage_error_in(error: Exception) -> UsageError | None:
     """The ``UsageError`` that it is or tells of: what was given can not work, however often."""
     if isinstance(error, UsageError):
         return error
-    name, words = leasehold_error_in(error) or ("", "")
+    name, message = leasehold_error_in(error) or ("", "")
     kind = getattr(errors, name, None)
     if isinstance(kind, type) and issubclass(kind, UsageError):
-        return UsageError(words or name)
+        return UsageError(message or name)
     return None
 
 
@@ -169,7 +169,7 @@ class _OpenStreams:
 
     def get(self, source: str, store: str) -> RangeSource:
         """Open it, or give the one that is open."""
-        self._leave_behind()
+        self._forget_inherited()
         with self._lock:
             found = self._sources.get((source, store))
             if found is None:
@@ -177,15 +177,15 @@ class _OpenStreams:
                 self._sources[source, store] = found
             return found
 
-    def drop(self, source: str, store: str) -> None:
+    def close(self, source: str, store: str) -> None:
         """Close it: after trouble the next one begins anew."""
-        self._leave_behind()
+        self._forget_inherited()
         with self._lock:
             found = self._sources.pop((source, store), None)
         if found is not None:
             found.close()
 
-    def _leave_behind(self) -> None:
+    def _forget_inherited(self) -> None:
         """Forget what a fork took along: it has the memory of it, and not its threads."""
         if self._process != os.getpid():
             self._lock, self._process, self._sources = threading.Lock(), os.getpid(), {}
@@ -205,7 +205,7 @@ def open_stream(source: str, store: str) -> RangeSource:
 
 def close_stream(source: str, store: str) -> None:
     """Close the shared one, if there is one: whoever asks next opens it anew."""
-    _STREAMS.drop(source, store)
+    _STREAMS.close(source, store)
 
 
 def read_events(
@@ -254,13 +254,13 @@ def _read_pieces(
     source: str, store: str, ranges: Iterable[Range], schema: pa.Schema, *, max_rows: int
 ) -> Iterator[pa.RecordBatch]:
     """The events as they lie in the log, cut to the columns, none with too many rows."""
-    places = tuple(_COLUMN_INDEXES.get(name) for name in schema.names)
+    indexes = tuple(_COLUMN_INDEXES.get(name) for name in schema.names)
     bodies = "body" in schema.names
     for each in ranges:
         try:
             found = open_stream(source, store)
             for batch in found.read(each.partition, each.start, each.end, bodies=bodies):
-                whole = _select(batch, places, schema)
+                whole = _select(batch, indexes, schema)
                 rows = _max_rows(whole, max_rows)
                 for first in range(0, whole.num_rows, rows):
                     yield whole if rows >= whole.num_rows else whole.slice(first, rows)
@@ -290,21 +290,21 @@ def _size_bytes(batch: pa.RecordBatch) -> int:
     return int(batch.nbytes) if exact else size
 
 
-def _select(batch: EventBatch, places: Sequence[int | None], schema: pa.Schema) -> pa.RecordBatch:
+def _select(batch: EventBatch, indexes: Sequence[int | None], schema: pa.Schema) -> pa.RecordBatch:
     """The columns at these places of what is stored; None is the partition, which is not."""
     stored = batch.arrow
     return pa.RecordBatch.from_arrays(
         [
             _partition_column(batch.partition, stored.num_rows)
-            if place is None
-            else stored.column(place)
-            for place in places
+            if index is None
+            else stored.column(index)
+            for index in indexes
         ],
         schema=schema,
     )
 
 
-_COLUMN_INDEXES = {name: place for place, name in enumerate(STORED_SCHEMA.names)}
+_COLUMN_INDEXES = {name: index for index, name in enumerate(STORED_SCHEMA.names)}
 
 
 def _partition_column(partition: str, count: int) -> pa.Array:
@@ -317,9 +317,9 @@ def _partition_column(partition: str, count: int) -> pa.Array:
 def _repeat(partition: str, size: int) -> pa.Array:
     """By its bytes: the first pa.scalar of a process loads pandas, which takes a second."""
     name = partition.encode()
-    places = array("i", range(0, (size + 1) * len(name), len(name)))
+    indexes = array("i", range(0, (size + 1) * len(name), len(name)))
     return pa.Array.from_buffers(
-        pa.utf8(), size, [None, pa.py_buffer(places), pa.py_buffer(name * size)]
+        pa.utf8(), size, [None, pa.py_buffer(indexes), pa.py_buffer(name * size)]
     )
 
 

@@ -90,27 +90,27 @@ def _wrapper_home(java: Path, cache: Path) -> Path:
     if java.is_relative_to(cache / "leasehold"):  # of an earlier session of this process
         return java.parent.parent
     text = _WRAPPER.format(java=java)
-    place = cache / "leasehold" / f"java-{crc32(text.encode()):08x}" / "bin" / "java"
-    if not place.exists() or place.read_text(encoding="utf-8") != text:
-        _write_atomically(place, text)
-    return place.parent.parent
+    path = cache / "leasehold" / f"java-{crc32(text.encode()):08x}" / "bin" / "java"
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
+        _write_atomically(path, text)
+    return path.parent.parent
 
 
-def _write_atomically(place: Path, text: str) -> None:
+def _write_atomically(path: Path, text: str) -> None:
     """In one step: two programs may start at once."""
-    place.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=place.parent)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent)
     with os.fdopen(handle, "w", encoding="utf-8") as file:
         file.write(text)
     made = Path(name)
     made.chmod(0o755)
-    made.replace(place)
+    made.replace(path)
 
 
 def _java_version(java: Path) -> int:
     """The first number of its version; 0 if it is no Java."""
     try:
-        said = subprocess.run(  # noqa: S603
+        arguments = subprocess.run(  # noqa: S603
             [java, "-version"],
             capture_output=True,
             text=True,
@@ -119,7 +119,7 @@ def _java_version(java: Path) -> int:
         )
     except (OSError, subprocess.TimeoutExpired):
         return 0
-    found = _VERSION.search(said.stderr)
+    found = _VERSION.search(arguments.stderr)
     return int(found[1]) if found else 0
 
 
@@ -140,33 +140,33 @@ def configured_master(environment: Mapping[str, str]) -> str:
     Never raises: a file that can not be read says nothing.
     """
     try:
-        said = shlex.split(environment.get(_SUBMIT_ARGS, ""))
+        arguments = shlex.split(environment.get(_SUBMIT_ARGS, ""))
     except ValueError:  # Spark itself will refuse it
-        said = []
+        arguments = []
     from_conf = [
         each.removeprefix(_MASTER_CONF)
         for option in ("--conf", "-c")
-        for each in _option_values(said, option)
+        for each in _option_values(arguments, option)
         if each.startswith(_MASTER_CONF)
     ]
     found = [
-        *_option_values(said, "--master")[-1:],
+        *_option_values(arguments, "--master")[-1:],
         *from_conf[-1:],
-        *_masters_in_file(_properties_file(said, environment))[-1:],
+        *_masters_in_file(_properties_file(arguments, environment))[-1:],
         environment.get("MASTER", ""),
     ]
     return found[0]
 
 
-def _option_values(said: Sequence[str], option: str) -> list[str]:
+def _option_values(arguments: Sequence[str], option: str) -> list[str]:
     """What follows an option: ``--master yarn`` or ``--master=yarn``."""
-    apart = [said[at + 1] for at, each in enumerate(said[:-1]) if each == option]
-    joined = [each.partition("=")[2] for each in said if each.startswith(f"{option}=")]
+    apart = [arguments[at + 1] for at, each in enumerate(arguments[:-1]) if each == option]
+    joined = [each.partition("=")[2] for each in arguments if each.startswith(f"{option}=")]
     return apart + joined
 
 
-def _properties_file(said: Sequence[str], environment: Mapping[str, str]) -> Path:
-    named = _option_values(said, "--properties-file")
+def _properties_file(arguments: Sequence[str], environment: Mapping[str, str]) -> Path:
+    named = _option_values(arguments, "--properties-file")
     if named:
         return Path(named[-1])
     home = environment.get("SPARK_HOME") or _find_spark_home()
@@ -245,10 +245,10 @@ def check_workers(spark: SparkSession) -> None:
         return
     if Path(found).parent == Path(sys.executable).parent:
         return
-    asked = subprocess.run(  # noqa: S603
+    result = subprocess.run(  # noqa: S603
         [found, "-c", "import leasehold.spark.reading"], capture_output=True, check=False
     )
-    if asked.returncode:
+    if result.returncode:
         raise UsageError(
             f"Spark's workers run {found}, which can not import leasehold.spark: set "
             f"PYSPARK_PYTHON={sys.executable} before the session is made, or make it with "
@@ -279,14 +279,14 @@ def _cores(master: str) -> int:
 
 def _add_java_option(conf: SparkConf, option: str, *, unless: str) -> None:
     """One more option for the driver's Java, where the program says nothing about it itself."""
-    told = conf.get(_JAVA_OPTIONS, "") or ""
-    if unless not in told:
-        conf.set(_JAVA_OPTIONS, f"{told} {option}".strip())
+    options = conf.get(_JAVA_OPTIONS, "") or ""
+    if unless not in options:
+        conf.set(_JAVA_OPTIONS, f"{options} {option}".strip())
 
 
 def _silence(conf: SparkConf) -> None:
-    with as_file(files(__package__).joinpath("log4j2.properties")) as place:
-        _add_java_option(conf, f"-D{_LOG_CONFIG}=file:{place}", unless=_LOG_CONFIG)
+    with as_file(files(__package__).joinpath("log4j2.properties")) as path:
+        _add_java_option(conf, f"-D{_LOG_CONFIG}=file:{path}", unless=_LOG_CONFIG)
     conf.setIfMissing("spark.ui.showConsoleProgress", "false")
     # It writes the whole stack of Java for a mistyped column, which is raised anyway.
     logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)

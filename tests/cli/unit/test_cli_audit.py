@@ -8,9 +8,9 @@ from pathlib import Path
 
 import anyio
 import pytest
-from tests.support import audits as a
+from tests.support import audit_material as a
 from tests.support.command import CommandLine
-from tests.support.publishing import make_log
+from tests.support.log_publisher import make_log
 
 from leasehold.cli.audit import _print
 from leasehold.cli.common import Output

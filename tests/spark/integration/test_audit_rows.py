@@ -12,8 +12,15 @@ from typing import TYPE_CHECKING, cast
 import pyarrow as pa
 import pytest
 from tests.support.local_frames import local_frame
+from tests.support.log_publisher import (
+    STREAM,
+    batch_part,
+    commit_request,
+    make_log,
+    publisher,
+    staged,
+)
 from tests.support.postgres import database, execute
-from tests.support.publishing import STREAM, claim, make_log, publisher, share, staged
 from tests.support.sink_contract import GROUP, batch_of
 
 from leasehold.errors import StoreUnavailable, StoreUnusable, Trimmed, UnknownResource
@@ -213,11 +220,13 @@ def test_a_batch_that_is_not_published_yet_is_waited_for(store: str) -> None:
         stack.callback(made.close)
         files = staged(made.plan(), "a", 10)
         with Log.open(store) as log:
-            entered = made.book.commit(claim(share("0", 0, 10)), files, log.stream(STREAM))
+            entered = made.ledger.commit(
+                commit_request(batch_part("0", 0, 10)), files, log.stream(STREAM)
+            )
         with pytest.raises(StoreUnavailable, match="not published yet"):
             stream_snapshot(STREAM, store)
         assert entered.record is not None
-        made.book.publish(entered.record, forget=False)
+        made.ledger.publish(entered.record, forget=False)
         assert stream_snapshot(STREAM, store).stream == STREAM
 
 

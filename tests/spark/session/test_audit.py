@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import DataFrame, SparkSession
-from tests.support import audits as a
+from tests.support import audit_material as a
 from tests.support.command import CommandLine
 from tests.support.local_frames import local_frame
 from tests.support.postgres import database, execute

@@ -12,7 +12,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.streaming.query import StreamingQuery
-from tests.support.publishing import STREAM, counted, left_over, make_log
+from tests.support.log_publisher import STREAM, counted, left_over, make_log
 
 from leasehold.clock import new_token
 from leasehold.model import KeyClaim, MemberInfo

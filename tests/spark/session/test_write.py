@@ -9,7 +9,7 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
-from tests.support.publishing import STREAM, bodies, counted, left_over, make_log
+from tests.support.log_publisher import STREAM, bodies, counted, left_over, make_log
 
 from leasehold.log import Log
 from leasehold.spark import register

@@ -64,7 +64,7 @@ class Scene:
 
     def __init__(self, policy: PoisonPolicy, *plays: Exception, rows: int = 4) -> None:
         self.plays: Iterator[Exception] = iter(plays)
-        self.told: list[HookEvent] = []
+        self.events: list[HookEvent] = []
         self.cuts: list[tuple[Range, ...]] = []
         self.atomic = True
         self.probes: Iterator[Exception] = iter(())
@@ -84,7 +84,7 @@ class Scene:
 
     def staged(self, *, is_part: bool = False) -> Staged | None:
         staging = Staging(
-            self._around(), split=lambda *parts: self.cuts.extend(parts), last=lambda: self.last
+            self._context(), split=lambda *parts: self.cuts.extend(parts), last=lambda: self.last
         )
         try:
             return staging.staged(self._work(is_part=is_part))
@@ -93,18 +93,18 @@ class Scene:
 
     def committing(self) -> Callable[[], bool]:
         """Each call commits the batch; the sink's ``commit`` raises what ``plays`` says."""
-        committing = Committing(self._around())
+        committing = Committing(self._context())
         return lambda: committing.commit(self._work(), Staged("rows"))
 
     def kinds(self) -> list[str]:
-        return [type(each).__name__ for each in self.told]
+        return [type(each).__name__ for each in self.events]
 
     def _work(self, *, is_part: bool = False) -> Work:
         key = SimpleNamespace(key="7")
-        tenure = SimpleNamespace(valid=self.is_held, ownership=key, check=lambda: None)
+        handle = SimpleNamespace(valid=self.is_held, ownership=key, check=lambda: None)
         return Work(
             batch=self.batch,
-            tenures={"7": cast("Any", tenure)},
+            handles={"7": cast("Any", handle)},
             began_s=0.0,
             since_s=0.0,
             planned_s=0.0,
@@ -127,10 +127,10 @@ class Scene:
             raise error
         return Staged("nothing" if frame is EMPTY else "rows")
 
-    def _around(self) -> RunContext:
+    def _context(self) -> RunContext:
         nothing: Callable[..., None] = lambda *_, **__: None  # noqa: E731
         context = SimpleNamespace(
-            setJobGroup=lambda _, words, **__: self.jobs.append(words),
+            setJobGroup=lambda _, text, **__: self.jobs.append(text),
             setLocalProperty=nothing,
             _jsc=object(),
             _gateway=None,
@@ -138,15 +138,15 @@ class Scene:
         ends = {"7": SimpleNamespace(first=0)}
         parts: dict[str, Any] = {
             "spark": SimpleNamespace(sparkContext=context),
-            "frames": SimpleNamespace(of=lambda _: FRAME, none=lambda: EMPTY),
+            "frames": SimpleNamespace(of=lambda _: FRAME, empty=lambda: EMPTY),
             "function": lambda frame: frame,
             "sink": SimpleNamespace(
                 atomic=self.atomic, stage=self._stage, commit=self._commit, discard=nothing
             ),
-            "shares": SimpleNamespace(holder="driver", pause=nothing, mark=nothing),
+            "owned": SimpleNamespace(holder="driver", pause=nothing, write_checkpoints=nothing),
             "source": SimpleNamespace(name="orders", ends=lambda _: ends),
             "options": PipelineOptions(poison=self._policy),
-            "board": SimpleNamespace(tell=self.told.append),
+            "event_bus": SimpleNamespace(tell=self.events.append),
             "clock": ManualClock(),
             "rng": random.Random(1),
             "is_stopping": lambda: False,
@@ -174,8 +174,8 @@ def test_a_store_that_tasks_do_not_reach_is_waited_for(policy: PoisonPolicy, is_
     assert staged is not None
     assert staged.inside == "rows"
     assert scene.kinds() == ["Waiting"] * 4 + ["BatchStaged"]
-    assert isinstance(scene.told[0], Waiting)
-    assert str(scene.told[0].error) == AWAY
+    assert isinstance(scene.events[0], Waiting)
+    assert str(scene.events[0].error) == AWAY
 
 
 @pytest.mark.spec("B6")
@@ -225,7 +225,7 @@ def test_one_transient_failure_does_not_drop_a_single_event() -> None:
 
     assert staged is not None
     assert staged.inside == "rows"
-    assert not any(isinstance(each, EventDropped) for each in scene.told)
+    assert not any(isinstance(each, EventDropped) for each in scene.events)
 
 
 @pytest.mark.spec("B6")
@@ -287,7 +287,7 @@ def test_a_failure_is_told_in_the_words_of_the_task() -> None:
     scene = Scene(STOP, error)
     with pytest.raises(BatchFailed):
         scene.staged()
-    (tried,) = scene.told
+    (tried,) = scene.events
     assert isinstance(tried, BatchAttemptFailed)
     assert str(tried.error) == "events 7[10, 14) can not be read"
 
@@ -336,7 +336,7 @@ def test_partition_and_range_are_named_once() -> None:
 def test_a_job_is_described_by_its_batch_and_by_how_the_one_before_went() -> None:
     scene = Scene(STOP)
     assert scene.committing()() is True
-    (committed,) = scene.told
+    (committed,) = scene.events
     scene.staged()
     assert isinstance(committed, BatchCommitted)
     scene.last = committed

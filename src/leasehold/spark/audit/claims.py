@@ -141,9 +141,9 @@ def check_of(
     unseen: Sequence[str] = (),
 ) -> Check:
     """The check of a claim. ``unseen``: what could not be looked at, besides findings."""
-    none = ClaimFindings(count=0, first=())
-    faults = seen.get((claim.name, Level.FAULT), none)
-    unknown = seen.get((claim.name, Level.UNKNOWN), none)
+    empty = ClaimFindings(count=0, first=())
+    faults = seen.get((claim.name, Level.FAULT), empty)
+    unknown = seen.get((claim.name, Level.UNKNOWN), empty)
     more = tuple(
         Finding(check=claim.name, partition="", what=each, evidence="", level=Level.UNKNOWN)
         for each in unseen

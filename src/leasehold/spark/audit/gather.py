@@ -217,4 +217,4 @@ def _log_frame(
         for partition, each in ends.items()
     ]
     frames = BatchFrames(spark, f"log:{stream}", url, columns=_COLUMNS)
-    return frames.of(ranges) if any(map(len, ranges)) else frames.none()
+    return frames.of(ranges) if any(map(len, ranges)) else frames.empty()

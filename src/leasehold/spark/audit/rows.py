@@ -215,7 +215,7 @@ class StreamSnapshot:
         """The rows: with the event of each, or else only as many as there are."""
         columns = _CARRIERS if self.numbered else ("offset",)
         frames = BatchFrames(spark, f"log:{self.stream}", self.store, columns=columns)
-        frame = frames.of(self.ranges) if any(map(len, self.ranges)) else frames.none()
+        frame = frames.of(self.ranges) if any(map(len, self.ranges)) else frames.empty()
         if not self.numbered:
             return frame
         return frame.select(
@@ -283,11 +283,11 @@ def _carried_value(name: str) -> Column:
 
 def _check_published(stream: str, store: str) -> None:
     """Readers see a part of a batch while it is published: that is no moment to count."""
-    book = PublicationLedger.open(store, clock=SystemClock())
+    ledger = PublicationLedger.open(store, clock=SystemClock())
     try:
-        left = book.files_left(stream)
+        left = ledger.unpublished_files(stream)
     finally:
-        book.close()
+        ledger.close()
     if left:
         raise StoreUnavailable(
             f"a batch for {stream!r} is committed and not published yet: wait until its driver is "

@@ -63,7 +63,7 @@ class PublicationLedger:
 
     def commit(
         self,
-        claim: CommitRequest,
+        request: CommitRequest,
         staged: Sequence[StagedFile],
         stream: StreamInfo,
         *,
@@ -78,7 +78,7 @@ class PublicationLedger:
         """
 
         def step(tx: Tx) -> CommitResult | LeaseholdError:
-            return PublicationStep(tx, claim, stream).made(staged, unfit=unfit)
+            return PublicationStep(tx, request, stream).run(staged, unfit=unfit)
 
         answer = self._database.write(step)
         if isinstance(answer, LeaseholdError):
@@ -98,9 +98,9 @@ class PublicationLedger:
             changed = ensure_sink(tx, sink, stream)
             if isinstance(changed, LeaseholdError):
                 return changed
-            known = {part: position_of(tx, sink, group, part)[0] for part in epochs}
-            for part, epoch in epochs.items():
-                tx.run("place_fence", sink=sink, grp=group, part=part, epoch=epoch)
+            known = {partition: position_of(tx, sink, group, partition)[0] for partition in epochs}
+            for partition, epoch in epochs.items():
+                tx.run("position_fence", sink=sink, grp=group, partition=partition, epoch=epoch)
             return known
 
         answer = self._database.write(step)
@@ -108,7 +108,7 @@ class PublicationLedger:
             raise answer
         return answer
 
-    def move(self, sink: str, group: str, places: Mapping[str, SinkPosition]) -> None:
+    def move(self, sink: str, group: str, positions: Mapping[str, SinkPosition]) -> None:
         """Put positions anywhere.
 
         Raises:
@@ -116,60 +116,62 @@ class PublicationLedger:
         """
 
         def step(tx: Tx) -> FencedWrite | None:
-            for part, place in places.items():
-                known, _ = position_of(tx, sink, group, part)
-                if known.epoch > place.epoch:
+            for partition, position in positions.items():
+                known, _ = position_of(tx, sink, group, partition)
+                if known.epoch > position.epoch:
                     tx.run("sink_refused", sink=sink)
-                    return fenced_write(group, part, place.epoch, known.epoch)
-            for part, place in places.items():
-                at = {"position": place.position, "epoch": place.epoch}
-                tx.run("place_move", sink=sink, grp=group, part=part, **at)
+                    return fenced_write(group, partition, position.epoch, known.epoch)
+            for partition, position in positions.items():
+                at = {"position": position.position, "epoch": position.epoch}
+                tx.run("position_move", sink=sink, grp=group, partition=partition, **at)
             return None
 
         if (refused := self._database.write(step)) is not None:
             raise refused
 
-    def left(
+    def unpublished(
         self,
         stream: str,
         *,
         sink: str = "",
-        lane: str = "",
+        producer: str = "",
         group: str = "",
-        parts: frozenset[str] = frozenset(),
+        partitions: frozenset[str] = frozenset(),
     ) -> list[PublishedBatch]:
         """What is committed and not published, and is to be published by whoever asks.
 
         That is what nobody is at work on; and at once: the lane of a sink, and what a group has
-        committed of ``parts``, which have a new owner.
+        committed of ``partitions``, which have a new owner.
         """
 
         def step(tx: Tx) -> list[PublishedBatch]:
             found = []
-            for row in tx.all("commits_left", stream=stream):
+            for row in tx.all("commits_unpublished", stream=stream):
                 record, tended_at, grp = batch_from_row(row[:10]), row[10], row[11]
-                mine = record.sink == sink and record.lane == lane
-                if record.sink == sink and grp == group and not mine:
-                    shares = tx.all("shares_of", sink=sink, number=record.number)
-                    mine = any(part in parts for (part,) in shares)
-                if mine or not 0.0 <= tx.now - tended_at < _HEARTBEAT_TIMEOUT_S:
+                own = record.sink == sink and record.producer == producer
+                if record.sink == sink and grp == group and not own:
+                    rows = tx.all("parts_of", sink=sink, number=record.number)
+                    own = any(partition in partitions for (partition,) in rows)
+                if own or not 0.0 <= tx.now - tended_at < _HEARTBEAT_TIMEOUT_S:
                     found.append(record)
             return found
 
         return self._database.read(step)
 
-    def files_left(self, stream: str) -> set[str]:
+    def unpublished_files(self, stream: str) -> set[str]:
         """The files of all batches that are not published.
 
         Asked under the write lock: a commit whose answer was lost is over by then, done or not.
         """
-        rows = self._database.write(lambda tx: tx.all("commits_left", stream=stream))
+        rows = self._database.write(lambda tx: tx.all("commits_unpublished", stream=stream))
         return {file.path for row in rows for file in batch_from_row(row[:10]).files}
 
-    def tend(self, record: PublishedBatch) -> bool:
+    def heartbeat(self, record: PublishedBatch) -> bool:
         """Say that somebody is at work on it; False if there is nothing to do any more."""
         return self._database.write(
-            lambda tx: tx.run("commit_tend", sink=record.sink, number=record.number, now=tx.now) > 0
+            lambda tx: (
+                tx.run("commit_heartbeat", sink=record.sink, number=record.number, now=tx.now) > 0
+            )
         )
 
     def publish(self, record: PublishedBatch, *, forget: bool) -> None:
@@ -179,12 +181,12 @@ class PublicationLedger:
             sink, number = record.sink, record.number
             tx.run("commit_published", sink=sink, number=number)
             if forget:
-                tx.run("places_forget", sink=sink)
+                tx.run("positions_forget", sink=sink)
                 tx.run("sink_forget", sink=sink)
             oldest = number if forget else number - _MAX_KEPT_COMMITS
             if oldest > 0:
                 tx.run("commit_forget", sink=sink, number=oldest)
-                tx.run("shares_forget", sink=sink, number=oldest)
+                tx.run("parts_forget", sink=sink, number=oldest)
 
         self._database.write(step)
 

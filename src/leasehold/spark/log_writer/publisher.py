@@ -3,7 +3,7 @@
 1. **Stage.** Tasks write their rows to files in a directory that executors and drivers share
    (``rows``). Only the files that a task has returned count.
 2. **Commit.** The driver enters the batch in the store's database: its files, and the positions and
-   epochs that it moves, in one transaction (``book``). That is the commit point. A batch
+   epochs that it moves, in one transaction (``ledger``). That is the commit point. A batch
    that was entered before is not entered again, and one under an epoch that is over is refused.
 3. **Publish.** The files are sent to the log (``sending``). The log recognises what was
    sent before, so this may be done again, by another process, and by two at once.
@@ -91,7 +91,7 @@ class PublicationEnded(Exception):
 
 def producer_id(record: PublishedBatch) -> bytes:
     """The 16 bytes by which the log knows the lane of a batch."""
-    name = f"leasehold-spark\0{record.stream_made}\0{record.sink}\0{record.lane}"
+    name = f"leasehold-spark\0{record.stream_created_at}\0{record.sink}\0{record.producer}"
     return hashlib.sha256(name.encode()).digest()[:16]
 
 
@@ -120,7 +120,7 @@ def read_staged(record: PublishedBatch) -> StagedBatches:
 
 
 class BatchSender:
-    """Sends one record. ``tend`` says that somebody is at work, and whether there is work left."""
+    """Sends one record. ``heartbeat`` says that somebody is at work, and whether there is work left."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class BatchSender:
         stream: StreamInfo,
         *,
         clock: Clock,
-        tend: Callable[[], bool],
+        heartbeat: Callable[[], bool],
         step: Callable[[str], None],
     ) -> None:
         """Send nothing yet. ``step`` is called before each delivery, for tests."""
@@ -137,11 +137,11 @@ class BatchSender:
         self._log = log
         self._stream = stream
         self._clock = clock
-        self._tend = tend
+        self._heartbeat = heartbeat
         self._step = step
         self._lock = threading.Lock()
-        self._tended_at = clock.boottime_s()
-        self._producer = producer_id(record)
+        self._heartbeat_at_s = clock.boottime_s()
+        self._producer_id = producer_id(record)
 
     def send(self, staged: StagedBatches) -> None:
         """Return when all events are stored, durably.
@@ -166,15 +166,15 @@ class BatchSender:
             )
 
     def _send(self, number: int, staged: StagedBatches) -> None:
-        seat = self._log._seat(self._stream, number)  # noqa: SLF001 - numbers of its own, no lane
+        router = self._log._seat(self._stream, number)  # noqa: SLF001 - numbers of its own, no lane
         courier = OwnerClient(clock=self._clock, owner_timeout_s=_OWNER_TIMEOUT_S)
         try:
-            for parcels in self._parcels(self._rows_of(number, staged)):
-                self._go_on()
+            for batches in self._producer_batches(self._rows_of(number, staged)):
+                self._heartbeat_if_due()
                 self._step("sending")
                 until_s = self._clock.boottime_s() + _DELIVERY_TIMEOUT_S
                 # The next ones follow when these are stored: no event is stored before another.
-                seat.deliver(parcels, durable=True, courier=courier, until_s=until_s)
+                router.deliver(batches, durable=True, courier=courier, until_s=until_s)
         finally:
             courier.close()
 
@@ -190,31 +190,29 @@ class BatchSender:
                 if part is not None:
                     yield part
 
-    def _parcels(self, batches: Iterator[pa.RecordBatch]) -> Iterator[list[ProducerBatch]]:
-        at, size, parcels = self._record.number << _NUMBER_BITS, 0, list[ProducerBatch]()
+    def _producer_batches(self, batches: Iterator[pa.RecordBatch]) -> Iterator[list[ProducerBatch]]:
+        at, size, group = self._record.number << _NUMBER_BITS, 0, list[ProducerBatch]()
         for batch in batches:
-            if parcels and (
-                size + batch.nbytes > _MAX_SYNC_BYTES or len(parcels) >= _MAX_SYNC_FRAMES
-            ):
-                yield parcels
-                size, parcels = 0, []
-            parcels.append(
+            if group and (size + batch.nbytes > _MAX_SYNC_BYTES or len(group) >= _MAX_SYNC_FRAMES):
+                yield group
+                size, group = 0, []
+            group.append(
                 ProducerBatch(
-                    stamp=ProducerStamp(producer=self._producer, sequence=at), batch=batch
+                    stamp=ProducerStamp(producer=self._producer_id, sequence=at), batch=batch
                 )
             )
             at += batch.num_rows
             size += batch.nbytes
-        if parcels:
-            yield parcels
+        if group:
+            yield group
 
-    def _go_on(self) -> None:
+    def _heartbeat_if_due(self) -> None:
         with self._lock:
-            if self._clock.boottime_s() - self._tended_at < _HEARTBEAT_INTERVAL_S:
+            if self._clock.boottime_s() - self._heartbeat_at_s < _HEARTBEAT_INTERVAL_S:
                 return
-            if not self._tend():
+            if not self._heartbeat():
                 raise PublicationEnded
-            self._tended_at = self._clock.boottime_s()
+            self._heartbeat_at_s = self._clock.boottime_s()
 
 
 log = logging.getLogger("leasehold.spark")
@@ -232,14 +230,14 @@ class Publisher:
         stream: str,
         *,
         log: Log,
-        book: PublicationLedger,
+        ledger: PublicationLedger,
         staging: str,
         clock: Clock,
         step: Callable[[str], None],
     ) -> None:
         """Made by ``Publisher.open``."""
         self._log = log
-        self._book = book
+        self._ledger = ledger
         self._clock = clock
         self._step = step
         self._stream = log.stream(stream)
@@ -273,12 +271,12 @@ class Publisher:
                 store, name=name, options=LogOptions(run_monitor=False), clock=clock
             )
             undo.callback(opened_log.close)
-            book = PublicationLedger.open(store, clock=clock)
-            undo.callback(book.close)
+            ledger = PublicationLedger.open(store, clock=clock)
+            undo.callback(ledger.close)
             made = cls(
                 stream,
                 log=opened_log,
-                book=book,
+                ledger=ledger,
                 staging=str(Path(staging).absolute()) if staging else _default_staging(opened_log),
                 clock=clock,
                 step=step,
@@ -287,9 +285,9 @@ class Publisher:
         return made
 
     @property
-    def book(self) -> PublicationLedger:
+    def ledger(self) -> PublicationLedger:
         """The records of this store."""
-        return self._book
+        return self._ledger
 
     @property
     def stream(self) -> str:
@@ -323,9 +321,9 @@ class Publisher:
             SinkChanged: the stream was made anew.
             UnknownStream: the stream was deleted.
         """
-        return self._book.fence(sink, group, epochs, self._log.stream(self.stream))
+        return self._ledger.fence(sink, group, epochs, self._log.stream(self.stream))
 
-    def commit(self, claim: CommitRequest, staged: Iterable[StagedFile]) -> PublishedBatch | None:
+    def commit(self, request: CommitRequest, staged: Iterable[StagedFile]) -> PublishedBatch | None:
         """Commit a batch and publish it; None if it was done before and is forgotten.
 
         Raises:
@@ -339,19 +337,19 @@ class Publisher:
         unfit = _reason_unfit(files)  # of a batch that was published before the files are gone
         stream = self._log.stream(self._stream.name)
         self._step("staged")
-        entered = self._book.commit(claim, files, stream, unfit=unfit)
-        while entered.before:
-            for each in entered.before:
+        entered = self._ledger.commit(request, files, stream, unfit=unfit)
+        while entered.publish_first:
+            for each in entered.publish_first:
                 self.finish(each)
-            entered = self._book.commit(claim, files, stream, unfit=unfit)
+            entered = self._ledger.commit(request, files, stream, unfit=unfit)
         self._step("committed")
         record = entered.record
         if record is not None and not record.published:
             self._finish_own(record)
         if not entered.is_new:
-            log.info("%s was committed before", claim.sink)
+            log.info("%s was committed before", request.sink)
             self.remove(files)
-        self._finish_left()
+        self._try_publish_unfinished()
         self._sweep()
         return record
 
@@ -372,24 +370,24 @@ class Publisher:
                 self._log,
                 self._stream_of(record),
                 clock=self._clock,
-                tend=lambda: self._book.tend(record),
+                heartbeat=lambda: self._ledger.heartbeat(record),
                 step=self._step,
             )
             sender.send(read_staged(record))
             self._step("sent")
-            self._book.publish(record, forget=forget)
+            self._ledger.publish(record, forget=forget)
             self._step("published")
         except PublicationEnded:
             return
         except FileNotFoundError as error:
-            if not self._book.tend(record):
+            if not self._ledger.heartbeat(record):
                 return  # somebody else has published it, and removed its files
             raise VolumeUnusable(
                 f"{error.filename or error} of {record.label} is gone before it was published: it "
                 "must be seen here, at this path; bring it back"
             ) from error
         except UnknownStream:
-            self._book.publish(record, forget=forget)
+            self._ledger.publish(record, forget=forget)
             self.remove(record.files)
             raise
         self.remove(record.files)
@@ -397,7 +395,7 @@ class Publisher:
 
     def _stream_of(self, record: PublishedBatch) -> StreamInfo:
         found = self._log.stream(record.stream)
-        if found.created_at != record.stream_made:
+        if found.created_at != record.stream_created_at:
             raise UnknownStream(
                 f"the stream {record.stream!r} was deleted and made anew before {record.label} "
                 "was published: the batch is gone with it"
@@ -419,7 +417,7 @@ class Publisher:
         What can not be found out now is left: it is swept when it is a day old.
         """
         try:
-            kept = self._book.files_left(self.stream)
+            kept = self._ledger.unpublished_files(self.stream)
         except LeaseholdError as error:
             log.info("staged files are left to be swept: %s", error)
             return
@@ -431,29 +429,31 @@ class Publisher:
         """Remove the directory of a plan whose batch is published. Never raises."""
         shutil.rmtree(plan.directory, ignore_errors=True)
 
-    def finish_left(
+    def publish_unfinished(
         self,
         *,
         sink: str = "",
-        lane: str = "",
+        producer: str = "",
         group: str = "",
-        parts: frozenset[str] = frozenset(),
+        partitions: frozenset[str] = frozenset(),
     ) -> int:
-        """Finish what others left, as ``PublicationLedger.left`` finds it; return how many batches.
+        """Finish what others left, as ``PublicationLedger.unpublished`` finds it; return how many batches.
 
         Raises:
             LeaseholdError: as ``finish``.
         """
-        left = self._book.left(self.stream, sink=sink, lane=lane, group=group, parts=parts)
-        for record in left:
+        unpublished = self._ledger.unpublished(
+            self.stream, sink=sink, producer=producer, group=group, partitions=partitions
+        )
+        for record in unpublished:
             log.info("%s was committed and not published: finishing it", record.label)
             with suppress(UnknownStream):
                 self.finish(record)
-        return len(left)
+        return len(unpublished)
 
     def close(self) -> None:
         """Give everything back. Again is harmless."""
-        self._book.close()
+        self._ledger.close()
         self._log.close()
 
     def _finish_own(self, record: PublishedBatch) -> None:
@@ -465,10 +465,10 @@ class Publisher:
                 "writes to the stream next finishes it; do not write it a second time"
             ) from error
 
-    def _finish_left(self) -> None:
+    def _try_publish_unfinished(self) -> None:
         """Finish what others left, if that can be done; our own batch is done."""
         try:
-            self.finish_left()
+            self.publish_unfinished()
         except LeaseholdError as error:
             log.warning("batches that others left could not be published yet: %s", error)
 
@@ -487,7 +487,7 @@ class Publisher:
                 for each in self._staging.glob("*")
                 if each.is_dir() and each.lstat().st_mtime < before_s
             ]
-            kept = self._book.files_left(self.stream) if old else set[str]()
+            kept = self._ledger.unpublished_files(self.stream) if old else set[str]()
         except (OSError, LeaseholdError) as error:
             log.info("%s could not be swept: %s", self._staging, error)
             return

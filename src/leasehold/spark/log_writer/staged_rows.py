@@ -138,8 +138,8 @@ def staged_batches(path: str) -> Iterator[tuple[int, pa.RecordBatch]]:
     """
     reader = ipc.open_file(pa.memory_map(path))
     for number in range(reader.num_record_batches):
-        batch, told = reader.get_batch_with_custom_metadata(number)
-        yield int(told[_PARTITION]), batch
+        batch, metadata = reader.get_batch_with_custom_metadata(number)
+        yield int(metadata[_PARTITION]), batch
 
 
 def _write_rows(
@@ -147,12 +147,12 @@ def _write_rows(
 ) -> int:
     rows = 0
     with ipc.new_file(file, SENT_SCHEMA) as writer:
-        gathered = _RowBuffer(plan)
+        buffer = _RowBuffer(plan)
         for turn, batch in enumerate(batches):
             rows += batch.num_rows
-            for number, part in gathered.added(_to_sendable(batch), turn=task + turn):
+            for number, part in buffer.add(_to_sendable(batch), turn=task + turn):
                 _write_frames(writer, number, part, plan)
-        for number, part in gathered.rest():
+        for number, part in buffer.flush():
             _write_frames(writer, number, part, plan)
     return rows
 
@@ -185,7 +185,7 @@ class _RowBuffer:
     waiting: dict[int, list[pa.RecordBatch]] = field(default_factory=dict)
     sizes: dict[int, int] = field(default_factory=dict)
 
-    def added(self, batch: pa.RecordBatch, *, turn: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+    def add(self, batch: pa.RecordBatch, *, turn: int) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Take rows in; give what is enough. Those without a key go together to one partition."""
         if not batch.num_rows:
             return
@@ -194,15 +194,15 @@ class _RowBuffer:
             self.waiting.setdefault(number, []).append(part)
             self.sizes[number] = self.sizes.get(number, 0) + part.nbytes
             if self.sizes[number] >= self.plan.frame_bytes:
-                yield number, self._taken(number)
+                yield number, self._take(number)
         if sum(self.sizes.values()) > _MAX_BUFFERED_BYTES:
-            yield from self.rest()
+            yield from self.flush()
 
-    def rest(self) -> Iterator[tuple[int, pa.RecordBatch]]:
+    def flush(self) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Give all there is."""
         for number in sorted(self.waiting):
-            yield number, self._taken(number)
+            yield number, self._take(number)
 
-    def _taken(self, number: int) -> pa.RecordBatch:
+    def _take(self, number: int) -> pa.RecordBatch:
         del self.sizes[number]
         return sent_batch(pa.Table.from_batches(self.waiting.pop(number)))

@@ -187,9 +187,9 @@ class ProgressLines:
                 self._write(f"batch {event.number}: {event.rows:,} rows refused by {who}")
                 self._write(f"  {event.why}")
             case BatchAttemptFailed():
-                words = f"{type(event.error).__name__}: {event.error}".splitlines()[0]
+                message = f"{type(event.error).__name__}: {event.error}".splitlines()[0]
                 self._write(
-                    f"batch {event.number} failed ({event.attempt}): {words[:_MAX_ERROR_CHARS]}"
+                    f"batch {event.number} failed ({event.attempt}): {message[:_MAX_ERROR_CHARS]}"
                 )
             case Waiting():
                 why = str(event.error) or type(event.error).__name__

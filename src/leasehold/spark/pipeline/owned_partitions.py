@@ -2,7 +2,7 @@
 
 Guarantees: the lease is renewed whatever Spark does. A partition that is to be handed over is given
 up when no batch that reads it is under way, and no new one begins with it. What was lost is known
-here at once, and ``lost`` is called, so that the job can be cancelled.
+here at once, and ``on_lost`` is called, so that the job can be cancelled.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ class OwnedPartitions:
         name: str,
         options: PipelineOptions,
         clock: Clock,
-        lost: Callable[[Ownership, str], None],
+        on_lost: Callable[[Ownership, str], None],
     ) -> None:
-        """Not joined yet. ``lost`` is called in the lease's thread, and must return at once."""
+        """Not joined yet. ``on_lost`` is called in the lease's thread, and must return at once."""
         self.group = partition_group(stream, group)
-        self._url = store
+        self._store_url = store
         self._stream = stream
-        self._consumers = group
+        self._group_name = group
         self._options = options.member(group=self.group, name=name)
         self._clock = clock
-        self._lost = lost
+        self._on_lost = on_lost
         self._changed = threading.Condition()
-        self._fresh: dict[str, Handle] = {}
+        self._new: dict[str, Handle] = {}
         self._held: dict[str, Handle] = {}
         self._draining: set[str] = set()
         self._busy: Counter[str] = Counter()
@@ -73,7 +73,7 @@ class OwnedPartitions:
         self._portal: BlockingPortal = self._portal_owner.__enter__()
         try:
             self._store: Store = self._portal.call(
-                self._stack.enter_async_context, open_store(self._url, clock=self._clock)
+                self._stack.enter_async_context, open_store(self._store_url, clock=self._clock)
             )
             self._member = Member(
                 self._store,
@@ -90,11 +90,11 @@ class OwnedPartitions:
 
     def join(self, partitions: Sequence[str]) -> None:
         """Make the partitions known; with the first call, begin to hold a share of them."""
-        keys = [partition_key(self._stream, self._consumers, each) for each in partitions]
+        keys = [partition_key(self._stream, self._group_name, each) for each in partitions]
         self._portal.call(self._store.declare, keys)
         if self._running is None:
             self._running = self._portal.start_task_soon(self._member.run)
-            self._running.add_done_callback(lambda _: self._tell())
+            self._running.add_done_callback(lambda _: self._report())
 
     def __exit__(
         self,
@@ -128,24 +128,24 @@ class OwnedPartitions:
             self._running.result()
 
     @property
-    def left(self) -> bool:
+    def has_left(self) -> bool:
         """Whether the member has left the group: it was stopped, or an operator sent it away."""
         return self._running is not None and self._running.done()
 
-    def fresh(self) -> dict[str, Handle]:
+    def take_new(self) -> dict[str, Handle]:
         """Partitions that came and were not opened yet, by id; they count as busy from now on."""
         with self._changed:
-            taken = {each.partition: each for key, each in self._fresh.items()}
-            for tenure in taken.values():
-                self._busy[tenure.ownership.key] += 1
-            self._fresh.clear()
+            taken = {each.partition: each for key, each in self._new.items()}
+            for handle in taken.values():
+                self._busy[handle.ownership.key] += 1
+            self._new.clear()
             return taken
 
     def opened(self, ownership: Ownership) -> None:
         """See ``Keeper``."""
         with self._changed:
-            tenure = Handle(ownership=ownership, member=self._member)
-            self._held[ownership.key] = self._fresh[ownership.key] = tenure
+            handle = Handle(ownership=ownership, member=self._member)
+            self._held[ownership.key] = self._new[ownership.key] = handle
             self._changed.notify_all()
 
     def drain(self, ownership: Ownership) -> bool:
@@ -158,14 +158,14 @@ class OwnedPartitions:
     def closed(self, ownership: Ownership, reason: str) -> None:
         """See ``Keeper``."""
         with self._changed:
-            tenure = self._held.get(ownership.key)
-            if tenure is not None and tenure.ownership == ownership:
-                tenure.ended = reason
+            handle = self._held.get(ownership.key)
+            if handle is not None and handle.ownership == ownership:
+                handle.ended = reason
                 del self._held[ownership.key]
-                self._fresh.pop(ownership.key, None)
+                self._new.pop(ownership.key, None)
                 self._draining.discard(ownership.key)
             self._changed.notify_all()
-        self._lost(ownership, reason)
+        self._on_lost(ownership, reason)
 
     def usable(self) -> dict[str, Handle]:
         """Those that a new batch may read, by id: held, opened, and not to be handed over."""
@@ -173,34 +173,34 @@ class OwnedPartitions:
             return {
                 each.partition: each
                 for key, each in self._held.items()
-                if key not in self._fresh and key not in self._draining and each.valid
+                if key not in self._new and key not in self._draining and each.valid
             }
 
-    def begin(self, tenures: Sequence[Handle]) -> bool:
+    def begin(self, handles: Sequence[Handle]) -> bool:
         """Begin a batch with these partitions; False if one of them was lost or drains by now."""
         with self._changed:
-            keys = [each.ownership.key for each in tenures]
-            fit = all(each.ended is None for each in tenures) and self._draining.isdisjoint(keys)
+            keys = [each.ownership.key for each in handles]
+            fit = all(each.ended is None for each in handles) and self._draining.isdisjoint(keys)
             if fit:
                 self._busy.update(keys)
             return fit
 
-    def end(self, tenures: Sequence[Handle]) -> None:
+    def end(self, handles: Sequence[Handle]) -> None:
         """It has ended. What waited for that is given up."""
         idle = []
         with self._changed:
-            for tenure in tenures:
-                key = tenure.ownership.key
+            for handle in handles:
+                key = handle.ownership.key
                 self._busy[key] -= 1
                 if not self._busy[key] and key in self._draining:
-                    idle.append(tenure.ownership)
+                    idle.append(handle.ownership)
         for ownership in idle:
             self._portal.call(self._member.drained, ownership)
 
     def wait(self, seconds: float, *, unless: Callable[[], bool] = lambda: False) -> None:
         """Return when something has changed here, or after so many seconds."""
         with self._changed:
-            if not self._fresh and not unless():
+            if not self._new and not unless():
                 self._changed.wait(seconds)
 
     def pause(self, seconds: float, *, unless: Callable[[], bool] = lambda: False) -> None:
@@ -212,11 +212,11 @@ class OwnedPartitions:
 
     def wake(self) -> None:
         """Let whoever waits return. From any thread, not from a signal handler."""
-        self._tell()
+        self._report()
 
-    def fenced(self, tenure: Handle) -> None:
+    def fenced(self, handle: Handle) -> None:
         """A sink has refused a write under this ownership: it has ended."""
-        self._portal.call(self._member.fenced, tenure.ownership)
+        self._portal.call(self._member.fenced, handle.ownership)
 
     def leave(self) -> None:
         """Begin to leave: what is idle is handed over, the rest when its batch ends."""
@@ -224,15 +224,17 @@ class OwnedPartitions:
 
     # -------------------------------------------------- asked of the store
 
-    def mark(self, positions: Mapping[str, tuple[Handle, int]]) -> Mapping[str, Refusal]:
+    def write_checkpoints(
+        self, positions: Mapping[str, tuple[Handle, int]]
+    ) -> Mapping[str, Refusal]:
         """Write the checkpoint of each partition: the event before the number given is done."""
-        marks = [
+        writes = [
             CheckpointWrite(
-                ownership=tenure.ownership, position=Position(sequence_number=number - 1)
+                ownership=handle.ownership, position=Position(sequence_number=number - 1)
             )
-            for tenure, number in positions.values()
+            for handle, number in positions.values()
         ]
-        refused: Mapping[str, Refusal] = self._portal.call(self._member.mark, marks)
+        refused: Mapping[str, Refusal] = self._portal.call(self._member.mark, writes)
         return refused
 
     def checkpoints(self) -> Mapping[str, Checkpoint]:
@@ -245,7 +247,7 @@ class OwnedPartitions:
         found: Mapping[str, Resource] = self._portal.call(self._store.resources, self.group)
         return found[key].epoch if key in found else 0
 
-    def done(self) -> dict[str, int]:
+    def checkpointed_positions(self) -> dict[str, int]:
         """The first event of each partition that is not done, by id, as the checkpoints say."""
         return {last_part(key): found.resumes_at for key, found in self.checkpoints().items()}
 
@@ -261,6 +263,6 @@ class OwnedPartitions:
     async def _history(self, key: str) -> Sequence[Term]:
         return await self._store.history(key, limit=_MAX_TERMS)
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         with self._changed:
             self._changed.notify_all()

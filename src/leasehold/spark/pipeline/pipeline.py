@@ -81,7 +81,7 @@ class Pipeline:
         self._functions: list[Callable[[DataFrame], DataFrame]] = []
         self._sink: Sink | None = None
         self._tally = Tally()
-        self._shares: OwnedPartitions | None = None
+        self._owned: OwnedPartitions | None = None
         self._requests = StopRequests()
         self._is_stopping = False
         self._has_run = False
@@ -119,8 +119,8 @@ class Pipeline:
         Returns at once. From any thread.
         """
         self._is_stopping = True
-        if self._shares is not None:
-            self._shares.wake()
+        if self._owned is not None:
+            self._owned.wake()
 
     def run(self, *, until_caught_up: bool = False, show: bool | None = None) -> PipelineCounts:
         """Work until ``stop``, SIGINT or SIGTERM; a second signal leaves at once, without order.
@@ -149,7 +149,7 @@ class Pipeline:
             engine.run(until_caught_up=until_caught_up)
         return self.totals
 
-    def _engine(self, sink: Sink, board: EventBus, stack: ExitStack) -> Engine:
+    def _engine(self, sink: Sink, event_bus: EventBus, stack: ExitStack) -> Engine:
         source = open_ranges(
             self._source, store_url=self._source_store, name=self.name, pinned=True
         )
@@ -175,10 +175,10 @@ class Pipeline:
         sink.open(self._spark)
         engines: list[Engine] = []
 
-        def lost(ownership: Ownership, reason: str) -> None:
+        def on_lost(ownership: Ownership, reason: str) -> None:
             for each in engines:
                 each.lost(ownership.key)
-            board.tell(
+            event_bus.tell(
                 PipelinePartitionClosed(
                     holder=ownership.holder,
                     partition=last_part(ownership.key),
@@ -187,7 +187,7 @@ class Pipeline:
                 )
             )
 
-        shares = self._shares = stack.enter_context(
+        owned = self._owned = stack.enter_context(
             OwnedPartitions(
                 self._store,
                 stream=source.name,
@@ -195,27 +195,27 @@ class Pipeline:
                 name=self.name,
                 options=self.options,
                 clock=self._clock,
-                lost=lost,
+                on_lost=on_lost,
             )
         )
-        around = RunContext(
+        context = RunContext(
             spark=self._spark,
             frames=frames,
-            function=self._function,
+            function=self._transform,
             sink=sink,
-            shares=shares,
+            owned=owned,
             source=source,
             options=self.options,
-            board=board,
+            event_bus=event_bus,
             clock=self._clock,
             rng=system_random(),
             is_stopping=lambda: self._is_stopping,
         )
-        engines.append(Engine(around))
-        shares.join(source.partitions())
+        engines.append(Engine(context))
+        owned.join(source.partitions())
         return engines[0]
 
-    def _function(self, frame: DataFrame) -> DataFrame:
+    def _transform(self, frame: DataFrame) -> DataFrame:
         for each in self._functions:
             frame = each(frame)
         return frame
@@ -225,14 +225,14 @@ class Pipeline:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        former = {each: signal.signal(each, self._asked) for each in _SIGNALS}
+        former = {each: signal.signal(each, self._on_signal) for each in _SIGNALS}
         try:
             yield
         finally:
             for each, handler in former.items():
                 signal.signal(each, handler)
 
-    def _asked(self, number: int, _frame: object) -> None:
+    def _on_signal(self, number: int, _frame: object) -> None:
         if self._requests.heard(self._clock.boottime_s()) is StopAsked.AGAIN:
             os._exit(128 + number)
         self._is_stopping = True  # no lock is taken here: the loop looks several times a second

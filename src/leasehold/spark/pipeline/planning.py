@@ -36,21 +36,23 @@ def next_ranges(
     Everybody gets the same; what a partition does not need goes to those that have more. So a
     long backlog in one partition never keeps the others waiting. None of the ranges is empty.
     """
-    waiting = {
+    backlog = {
         partition: ends[partition] - position
         for partition, position in positions.items()
         if ends.get(partition, 0) > position
     }
-    given = dict.fromkeys(waiting, 0)
-    room, hungry = max_events, sorted(waiting, key=lambda partition: waiting[partition])
-    for turn, partition in enumerate(hungry):  # the least hungry first: what it leaves is shared
-        fair = -(-room // (len(hungry) - turn))
-        given[partition] = min(waiting[partition], fair)
-        room -= given[partition]
+    granted = dict.fromkeys(backlog, 0)
+    remaining, by_backlog = max_events, sorted(backlog, key=lambda partition: backlog[partition])
+    for turn, partition in enumerate(
+        by_backlog
+    ):  # the least hungry first: what it leaves is shared
+        fair_events = -(-remaining // (len(by_backlog) - turn))
+        granted[partition] = min(backlog[partition], fair_events)
+        remaining -= granted[partition]
     return tuple(
-        Range(partition=each, start=positions[each], end=positions[each] + given[each])
+        Range(partition=each, start=positions[each], end=positions[each] + granted[each])
         for each in positions
-        if given.get(each)
+        if granted.get(each)
     )
 
 
@@ -98,19 +100,19 @@ class BatchFrames:
     def of(self, ranges: Sequence[Range]) -> DataFrame:
         """The events of the ranges."""
         if sum(map(len, ranges)) <= self._local_events:
-            table = self._local(ranges)
+            table = self._read_locally(ranges)
             if table is not None:
                 return self._spark.createDataFrame(table, schema=self.schema)
-        shares = [ranges_to_json(each) for each in split_into_tasks(ranges, self._tasks)]
-        numbers = self._spark.range(0, len(shares), 1, len(shares))
-        reader = task_reader(self._source, self._store, shares, self._arrow)
+        task_ranges = [ranges_to_json(each) for each in split_into_tasks(ranges, self._tasks)]
+        numbers = self._spark.range(0, len(task_ranges), 1, len(task_ranges))
+        reader = task_reader(self._source, self._store, task_ranges, self._arrow)
         return numbers.mapInArrow(reader, self.schema)
 
-    def none(self) -> DataFrame:
+    def empty(self) -> DataFrame:
         """No events, with the same columns."""
         return self._spark.createDataFrame(self._arrow.empty_table(), schema=self.schema)
 
-    def _local(self, ranges: Sequence[Range]) -> pa.Table | None:
+    def _read_locally(self, ranges: Sequence[Range]) -> pa.Table | None:
         """The events as a table; None if they are too big to go through the driver."""
         batches, size = [], 0
         for batch in read_events(self._source, self._store, ranges, self._arrow):
@@ -122,13 +124,13 @@ class BatchFrames:
 
 
 def task_reader(
-    source: str, store: str, shares: Sequence[str], schema: pa.Schema
+    source: str, store: str, task_ranges: Sequence[str], schema: pa.Schema
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """A function for ``mapInArrow`` over the numbers of the shares."""
 
-    def read_shares(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def read_tasks(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in numbers:
             for number in batch.column(0).to_pylist():
-                yield from read_events(source, store, ranges_from_json(shares[number]), schema)
+                yield from read_events(source, store, ranges_from_json(task_ranges[number]), schema)
 
-    return read_shares
+    return read_tasks

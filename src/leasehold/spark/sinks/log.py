@@ -76,7 +76,7 @@ class LogSink:
         self._clock = clock
         self._sink = f"sink/{name or self._stream}"
         # Two drivers may publish at once: each in order for itself.
-        self._lane = new_token()
+        self._producer = new_token()
         self._publisher: Publisher | None = None
         self.name = f"log:{self._stream}"
 
@@ -99,7 +99,7 @@ class LogSink:
         """
         del spark
         self.open_to_read()
-        self._opened().finish_left()
+        self._opened().publish_unfinished()
 
     def open_to_read(self) -> None:
         """Get ready for ``commits`` and no more: what others left unpublished stays so.
@@ -115,14 +115,14 @@ class LogSink:
     def fence(self, group: str, epochs: Mapping[str, int]) -> Mapping[str, SinkPosition]:
         """See ``Sink``. What former owners committed of these partitions is published first."""
         known = self._opened().fence(self._sink, group, epochs)
-        self._opened().finish_left(
-            sink=self._sink, lane=self._lane, group=group, parts=frozenset(epochs)
+        self._opened().publish_unfinished(
+            sink=self._sink, producer=self._producer, group=group, partitions=frozenset(epochs)
         )
         return known
 
     def move(self, group: str, places: Mapping[str, SinkPosition]) -> None:
         """See ``Sink``."""
-        self._opened().book.move(self._sink, group, places)
+        self._opened().ledger.move(self._sink, group, places)
 
     def stage(self, frame: DataFrame, batch: Batch) -> Staged:
         """See ``Sink``."""
@@ -145,15 +145,15 @@ class LogSink:
             VolumeUnusable: a staged file is not to be seen by the driver.
         """
         inside: _StagedStream = staged.inside
-        claim = CommitRequest(
+        request = CommitRequest(
             sink=self._sink,
             group=batch.group,
-            lane=self._lane,
-            shares=batch.shares,
+            producer=self._producer,
+            parts=batch.shares,
             holder=batch.holder,
             began_at=batch.began_at.isoformat(),
         )
-        record = self._opened().commit(claim, inside.files)
+        record = self._opened().commit(request, inside.files)
         self._opened().clear(inside.plan)
         if record is None:
             return Written(rows=sum(each.rows for each in inside.files))
@@ -167,7 +167,7 @@ class LogSink:
 
     def commits(self, group: str) -> Iterator[Commit]:
         """See ``Sink``. The last 100,000 are remembered."""
-        for row in self._opened().book.history(self._sink, group):
+        for row in self._opened().ledger.history(self._sink, group):
             number, part, start, end, epoch, holder, began_at, committed_at, rows = row
             yield Commit(
                 commit=f"{self._sink}#{number}",

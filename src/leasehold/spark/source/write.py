@@ -262,17 +262,17 @@ class BatchWriter(DataSourceArrowWriter):
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Make all of them events. Runs in the driver."""
         publisher = _open_publisher(self._options)
-        share = BatchPart(range=Range(partition=_BATCH, start=0, end=1), epoch=0)
-        claim = CommitRequest(
+        part = BatchPart(range=Range(partition=_BATCH, start=0, end=1), epoch=0)
+        request = CommitRequest(
             sink=self._sink,
             group=self._sink,
-            lane="",
-            shares=(share,),
+            producer="",
+            parts=(part,),
             holder=_holder(),
             began_at=SystemClock().utc_now().isoformat(),
         )
         try:
-            _commit_with_retry(lambda: publisher, claim, _files(messages))
+            _commit_with_retry(lambda: publisher, request, _files(messages))
             publisher.clear(self._plan)
         finally:
             publisher.close()
@@ -314,18 +314,18 @@ class StreamWriter(DataSourceStreamArrowWriter):
                 '.option("name", …), another one for each query and each checkpoint'
             )
         number = Range(partition=checkpoint or _QUERY, start=batchId, end=batchId + 1)
-        claim = CommitRequest(
+        request = CommitRequest(
             sink=name,
             group=name,
-            lane="",
-            shares=(BatchPart(range=number, epoch=self._options.fence_epoch),),
+            producer="",
+            parts=(BatchPart(range=number, epoch=self._options.fence_epoch),),
             holder=_holder(),
             began_at=SystemClock().utc_now().isoformat(),
             by_number=True,
             fence_key=self._options.fence_key,
             fence_epoch=self._options.fence_epoch,
         )
-        _commit_with_retry(lambda: _cached_publisher(self._options), claim, _files(messages))
+        _commit_with_retry(lambda: _cached_publisher(self._options), request, _files(messages))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803
         """Remove what was staged for a batch that failed. Runs in the driver."""
@@ -341,13 +341,13 @@ def _stage(iterator: Iterator[pa.RecordBatch], plan: StagingPlan) -> TaskResult:
 
 
 def _commit_with_retry(
-    publisher: Callable[[], Publisher], claim: CommitRequest, files: Sequence[StagedFile]
+    publisher: Callable[[], Publisher], request: CommitRequest, files: Sequence[StagedFile]
 ) -> None:
     """Commit; without an answer once more: it may have been done, and only has to be found."""
     try:
-        publisher().commit(claim, files)
+        publisher().commit(request, files)
     except StoreUnavailable:
-        publisher().commit(claim, files)
+        publisher().commit(request, files)
 
 
 def _files(messages: Sequence[WriterCommitMessage | None]) -> list[StagedFile]:

@@ -9,8 +9,8 @@ from typing import cast
 import pytest
 from pyspark.sql import SparkSession
 from tests.support.local_frames import local_frame
+from tests.support.log_publisher import STREAM, counted, left_over, make_log
 from tests.support.postgres import database, execute
-from tests.support.publishing import STREAM, counted, left_over, make_log
 from tests.support.sink_contract import GROUP, batch_of
 
 from leasehold.errors import StoreUnavailable, UnknownResource

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.publishing import STREAM, counted, left_over, make_log, publisher, staged
+from tests.support.log_publisher import STREAM, counted, left_over, make_log, publisher, staged
 
 from leasehold.clock import new_token
 from leasehold.errors import StoreUnavailable

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from leasehold.errors import SinkUnfit, VolumeUnusable
 from leasehold.events import SENT_SCHEMA, partition_of
 from leasehold.log import StreamInfo, StreamSettings
-from leasehold.spark.log_writer import staged_rows as publishing_rows
+from leasehold.spark.log_writer import staged_rows
 from leasehold.spark.log_writer.staged_rows import (
     StagingPlan,
     check_columns,
@@ -87,7 +87,7 @@ def test_batches_are_of_the_size_of_a_frame(tmp_path: Path) -> None:
 def test_memory_is_bounded_with_many_partitions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(publishing_rows, "_MAX_GATHERED_BYTES", 5000)
+    monkeypatch.setattr(staged_rows, "_MAX_BUFFERED_BYTES", 5000)
     plan = plan_in(tmp_path, partitions=50)
     keys: list[str | None] = [f"k{number}" for number in range(100)]
     file = stage((rows(keys) for _ in range(20)), plan, task=0, token="t")

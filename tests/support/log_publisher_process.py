@@ -15,12 +15,12 @@ import sys
 import threading
 from typing import Any
 
+from tests.support.log_publisher import publisher, query_request, staged
 from tests.support.pausing import pause_me
-from tests.support.publishing import publisher, query, staged
 
 from leasehold.cli.fast_start import leave_pandas_out
 from leasehold.errors import LeaseholdError
-from leasehold.spark.log_writer import publisher as publishing_sending
+from leasehold.spark.log_writer import publisher as publisher_module
 
 
 def say(**what: object) -> None:
@@ -44,12 +44,12 @@ def main(told: dict[str, Any]) -> None:
                     os.kill(os.getpid(), signal.SIGKILL)
 
     # So that a batch is sent in many deliveries.
-    publishing_sending._MAX_SYNC_FRAMES = 1
+    publisher_module._MAX_SYNC_FRAMES = 1
     opened = publisher(told["url"], step=step)
     for number in range(told["first"], told["first"] + told["count"]):
         files = staged(opened.plan(), f"b{number}", told["rows"], tasks=4)
         try:
-            opened.commit(query(number, epoch=told["epoch"]), files)
+            opened.commit(query_request(number, epoch=told["epoch"]), files)
         except LeaseholdError as error:
             opened.discard(files)
             say(batch=number, refused=type(error).__name__)

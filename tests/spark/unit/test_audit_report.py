@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ET
 from dataclasses import replace
 
 import pytest
-from tests.support import audits as a
+from tests.support import audit_material as a
 
 from leasehold.errors import UsageError
 from leasehold.model import EndReason
