@@ -66,12 +66,10 @@ def staged_rows(
     path: Path, rows: list[dict[str, Any]], *, name: str = "", by: Sequence[str] = ()
 ) -> Staged:
     writer = TaskWriter(
-        place=storage_at(path, None), token="test", partition_by=tuple(by), required=()
+        storage=storage_at(path, None), token="test", partition_by=tuple(by), required=()
     )
     name = name or f"part-leasehold-{next(_names)}"
-    files, _ = parse_results(
-        [writer.written(name, iter([pa.RecordBatch.from_pylist(rows, ARROW)]))]
-    )
+    files, _ = parse_results([writer.write(name, iter([pa.RecordBatch.from_pylist(rows, ARROW)]))])
     return Staged(StagedFiles(schema=SCHEMA, partition_by=tuple(by), files=files))
 
 

@@ -79,7 +79,7 @@ def test_tasks_read_every_row_once_as_it_was_when_the_driver_looked(
     moment = table_snapshot(address, "public", "wide", until=held)
     execute(url, fill, 1000, 1099)
     execute(url, "delete from wide where sequence_number < 10")
-    shares = moment.shares(task_pages=7)
+    shares = moment.page_ranges(task_pages=7)
     assert moment.numbered
     assert len(shares) > 5
     assert sorted(read(moment, shares)) == [("3", number) for number in range(1000)]
@@ -91,13 +91,13 @@ def test_tasks_read_every_row_once_as_it_was_when_the_driver_looked(
 def test_an_empty_table_and_a_view_are_read_too(url: str, held: ExitStack) -> None:
     address = table(url, "narrow", "partition text, sequence_number int")
     moment = table_snapshot(address, "public", "narrow", until=held)
-    assert (read(moment, moment.shares()), moment.count()) == ([], 0)
+    assert (read(moment, moment.page_ranges()), moment.count()) == ([], 0)
     held.close()
     execute(url, "insert into narrow values ('0', 1), (null, 2), ('0', 1)")
     execute(url, "create view seen as select * from narrow where partition = '0'")
     moment = table_snapshot(address, "public", "seen", until=held)
-    assert moment.shares() == [None]
-    assert read(moment, moment.shares()) == [("0", 1), ("0", 1)]
+    assert moment.page_ranges() == [None]
+    assert read(moment, moment.page_ranges()) == [("0", 1), ("0", 1)]
 
 
 @pytest.mark.server

@@ -205,9 +205,9 @@ def test_reading_does_not_load_pandas(stream: Stream) -> None:
     stream.send(1, numbered(0, 4))
     program = (
         "import sys; from leasehold.spark import source; from leasehold.spark.reading import Range;"
-        "from leasehold.spark.reading import events; from leasehold.spark.schema import EVENTS;"
+        "from leasehold.spark.reading import read_events; from leasehold.spark.schema import EVENTS;"
         "rows = [Range(partition='1', start=0, end=4)];"
-        f"[batch] = events({STREAM!r}, {stream.url!r}, rows, EVENTS.fieldNames());"
+        f"[batch] = read_events({STREAM!r}, {stream.url!r}, rows, EVENTS.fieldNames());"
         "print(batch.num_rows, 'pandas' in sys.modules)"
     )
 
@@ -229,8 +229,9 @@ def test_only_in_a_worker_of_spark_modules_are_kept_out_of_collections(
     program = (
         "import gc, sys; from importlib.machinery import ModuleSpec;"
         f"sys.modules['__main__'].__spec__ = ModuleSpec({module!r}, None);"
-        "from leasehold.spark.reading import settle; settle(); first = gc.get_freeze_count();"
-        "kept = [[] for _ in range(1000)]; settle();"
+        "from leasehold.spark.reading import freeze_garbage_collection as freeze;"
+        "freeze(); first = gc.get_freeze_count();"
+        "kept = [[] for _ in range(1000)]; freeze();"
         "print(first > 10_000, gc.get_freeze_count() == first)"
     )
 

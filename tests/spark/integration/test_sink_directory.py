@@ -103,8 +103,8 @@ def test_a_directory_that_is_there_and_takes_no_files_is_told_too(tmp_path: Path
 def _written_by_delta(place: Path, by: tuple[str, ...], value: str) -> None:
     place.mkdir(exist_ok=True)
     rows = pa.RecordBatch.from_pydict({"name": [value], "n": [1]})
-    writer = TaskWriter(place=storage_at(place, None), token="t", partition_by=by, required=())
-    writer.written("part-leasehold-0", iter([rows]))
+    writer = TaskWriter(storage=storage_at(place, None), token="t", partition_by=by, required=())
+    writer.write("part-leasehold-0", iter([rows]))
 
 
 def _written_by_parquet(place: Path, by: tuple[str, ...], value: str) -> None:
@@ -142,7 +142,7 @@ def test_a_bucket_that_a_task_does_not_reach_is_a_store_that_is_away(
     monkeypatch.setattr(Storage, "finish", cut_off)
     rows = pa.RecordBatch.from_pydict({"n": [1]})
     place = storage_at("s3://user:secret@bucket/delays", None)
-    writer = TaskWriter(place=place, token="t", partition_by=(), required=())
+    writer = TaskWriter(storage=place, token="t", partition_by=(), required=())
     with pytest.raises(StoreUnavailable, match=r"s3://bucket/delays \(the connection was cut\)"):
-        writer.written("part-leasehold-0", iter([rows]))
+        writer.write("part-leasehold-0", iter([rows]))
     assert _all_in(tmp_path) == set()

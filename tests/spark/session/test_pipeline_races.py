@@ -269,7 +269,7 @@ def test_a_driver_that_waits_for_another_ones_checkpoint_gets_it_later(
             raise StoreUnavailable("the store is busy")
         return mark(self, positions)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(OwnedPartitions, "mark", fails_once)
+    monkeypatch.setattr(OwnedPartitions, "write_checkpoints", fails_once)
     committed = threading.Event()
     with in_background(pipeline(spark, url, sink, when(BatchCommitted, committed))):
         assert committed.wait(60)

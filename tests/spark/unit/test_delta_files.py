@@ -31,7 +31,7 @@ def stats(table: pa.Table, **options: Any) -> dict[str, Any]:
 
 def writer(path: Path, *by: str, required: tuple[str, ...] = ()) -> TaskWriter:
     return TaskWriter(
-        place=storage_at(path, None), token="test", partition_by=by, required=required
+        storage=storage_at(path, None), token="test", partition_by=by, required=required
     )
 
 
@@ -82,7 +82,7 @@ def test_a_file_that_is_large_enough_is_followed_by_another(
     monkeypatch.setattr(files_of_delta, "_GROUP_BYTES", 1)
     monkeypatch.setattr(files_of_delta, "_FILE_BYTES", 1)
     batches = [pa.record_batch({"n": [i]}) for i in range(3)]
-    files, refused = parse_results([writer(tmp_path).written("part", iter(batches))])
+    files, refused = parse_results([writer(tmp_path).write("part", iter(batches))])
     assert (len(files), refused) == (3, [])
     assert [pq.read_table(tmp_path / each.path)["n"].to_pylist() for each in files] == [
         [0],
@@ -96,7 +96,7 @@ def test_only_so_many_files_are_open_at_once(
 ) -> None:
     monkeypatch.setattr(files_of_delta, "_MAX_OPEN", 2)
     rows = pa.record_batch({"k": [1, 2, 3, 1], "n": [0, 1, 2, 3]})
-    files, _ = parse_results([writer(tmp_path, "k").written("part", iter([rows]))])
+    files, _ = parse_results([writer(tmp_path, "k").write("part", iter([rows]))])
     assert sorted(each.cut for each in files) == [(("k", "1"),), (("k", "2"),), (("k", "3"),)]
     assert sum(each.rows for each in files) == 4
 
@@ -109,13 +109,13 @@ def test_a_task_that_fails_leaves_no_file(tmp_path: Path, monkeypatch: pytest.Mo
         raise ValueError("a bad row")
 
     with pytest.raises(ValueError, match="a bad row"):
-        writer(tmp_path).written("part", failing())
+        writer(tmp_path).write("part", failing())
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_null_in_a_column_that_takes_none_is_named(tmp_path: Path) -> None:
     rows = pa.record_batch({"n": pa.array([1, None], pa.int64())})
-    assert parse_results([writer(tmp_path, required=("n",)).written("part", iter([rows]))]) == (
+    assert parse_results([writer(tmp_path, required=("n",)).write("part", iter([rows]))]) == (
         (),
         ["n"],
     )

@@ -61,14 +61,14 @@ def left_of(filters: list[Filter]) -> tuple[list[Row], list[Filter], int]:
     ranges = [Range(partition=each, start=0, end=12) for each in ("0", "1")]
     rows = [
         row
-        for each in pushed.narrowed(ranges, find)
+        for each in pushed.narrow(ranges, find)
         for row in ROWS
         if row[0] == each.partition and each.start <= row[1] < each.end
     ]
     columns = list(zip(*rows, strict=True)) or [(), (), (), ()]
     kinds = (pa.utf8(), pa.int64(), pa.timestamp("us", "UTC"), pa.utf8())
     arrays = [pa.array(values, kind) for values, kind in zip(columns, kinds, strict=True)]
-    batch = pushed.applied(pa.RecordBatch.from_arrays(arrays, names=list(NAMES)))
+    batch = pushed.apply(pa.RecordBatch.from_arrays(arrays, names=list(NAMES)))
     return [tuple(row.values()) for row in batch.to_pylist()], rest, len(rows)
 
 
@@ -158,7 +158,7 @@ def test_any_other_filter_is_given_back(each: Filter) -> None:
 def test_without_filters_all_is_read() -> None:
     ranges = (Range(partition="0", start=3, end=12),)
 
-    assert NOTHING.narrowed(ranges, find) == ranges
+    assert NOTHING.narrow(ranges, find) == ranges
     assert push_filters([]) == (NOTHING, [])
 
 

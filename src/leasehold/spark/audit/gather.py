@@ -83,8 +83,8 @@ def audit(
             open_to_read(sink, spark)
             held.callback(sink.close)
             found = _read_sink(spark, sink, name, store, until=held.enter_context(ExitStack()))
-        named = {each.range.partition for each in found.commits or ()}
-        keys = {partition_key(stream, group, each) for each in {*epochs, *named}}
+        committed_partitions = {each.range.partition for each in found.commits or ()}
+        keys = {partition_key(stream, group, each) for each in {*epochs, *committed_partitions}}
         terms = anyio.run(_terms, store, sorted({*keys, *(each.key for each in checkpoints)}))
         if not (epochs or terms or found.commits):
             raise _unknown_group(store, stream, group)

@@ -191,15 +191,15 @@ def commit_lags(log: DataFrame, commits: DataFrame, material: AuditMaterial) -> 
     frame = log.join(F.broadcast(last), ["partition", "sequence_number"]).select(
         "ordinal", F.unix_micros("enqueued_at").alias("micros")
     )
-    shares = material.commits or ()
+    parts = material.commits or ()
     found_lags = []
     for row in sorted(frame.collect()):
-        share = shares[row["ordinal"]]
-        age_s = share.committed_at.timestamp() - row["micros"] / 1e6
+        part = parts[row["ordinal"]]
+        age_s = part.committed_at.timestamp() - row["micros"] / 1e6
         found_lags.append(
             Lag(
-                partition=share.range.partition,
-                committed_at=share.committed_at,
+                partition=part.range.partition,
+                committed_at=part.committed_at,
                 lag_s=max(0.0, age_s),
             )
         )
@@ -248,12 +248,12 @@ def checkpoints_outside_term(by_epoch: DataFrame) -> DataFrame:
 
 def checkpoints_ahead(by_epoch: DataFrame, commits: DataFrame) -> DataFrame:
     """A checkpoint behind which events are that the sink does not hold."""
-    held = commits.groupBy("partition").agg(F.max_by("end", "ordinal").alias("position"))
+    terms = commits.groupBy("partition").agg(F.max_by("end", "ordinal").alias("position"))
     operators = F.coalesce(F.col("reason") == EndReason.RESET.value, F.lit(False))
     position = F.coalesce("position", F.lit(0))
     frame = (
         by_epoch.where(~operators)
-        .join(held, "partition", "left")
+        .join(terms, "partition", "left")
         .where(F.col("resumes_at") > position)
     )
     what = formatted(
@@ -423,7 +423,7 @@ def judge(
     log: DataFrame | None = None,
 ) -> Audit:
     """Every claim that can be judged on this material, and what it can not say."""
-    small, made = tables(_small_query_session(spark), material), tables(spark, material)
+    small, large = tables(_small_query_session(spark), material), tables(spark, material)
     sink, by_number = material.commits is not None, rows is not None and sink_rows.numbered(rows)
     frames = [*term_findings(small), *checkpoint_findings(small, sink=sink)]
     if sink:
@@ -431,15 +431,15 @@ def judge(
     seen = dict(fetch_findings(frames))
     try:
         seen |= fetch_findings(
-            _row_findings(rows, made, material.rows_replaced, by_number=by_number)
+            _row_findings(rows, large, material.rows_replaced, by_number=by_number)
         )
     except _SPARK_ERRORS as error:
         material = replace(material, rows_trouble=_error_text(error))
     lags: tuple[Lag, ...] = ()
     try:
         if log is not None:
-            seen |= fetch_findings(log_findings(log, made.ends))
-            lags = commit_lags(log, made.commits, material) if material.commits else ()
+            seen |= fetch_findings(log_findings(log, large.ends))
+            lags = commit_lags(log, large.commits, material) if material.commits else ()
     except _SPARK_ERRORS as error:
         material = replace(material, log_trouble=_error_text(error))
     checks = tuple(
@@ -463,13 +463,13 @@ def _small_query_session(spark: SparkSession) -> SparkSession:
 
 
 def _row_findings(
-    rows: DataFrame | None, made: Tables, replaced: str, *, by_number: bool
+    rows: DataFrame | None, large: Tables, replaced: str, *, by_number: bool
 ) -> list[DataFrame]:
     if rows is None:
         return []
-    frames = sink_rows.miscounted(rows, made.commits, replaced=replaced)
+    frames = sink_rows.miscounted(rows, large.commits, replaced=replaced)
     if by_number:
-        frames += sink_rows.findings(rows, made.commits, replaced=replaced)
+        frames += sink_rows.findings(rows, large.commits, replaced=replaced)
     return frames
 
 
@@ -485,31 +485,31 @@ def _tested_claims(
     material: AuditMaterial, *, rows: bool, by_number: bool
 ) -> list[tuple[Claim, int]]:
     """The claims that are made, and on how many things each was tested."""
-    held, marks = len(material.terms), len(material.checkpoints)
-    asked = [
-        (claims.TERMS_APART, held),
-        (claims.EPOCHS_RISE, held),
-        (claims.ENDS_TOLD, held),
-        (claims.CHECKPOINTS_OWNED, marks),
+    terms, checkpoints = len(material.terms), len(material.checkpoints)
+    tested = [
+        (claims.TERMS_APART, terms),
+        (claims.EPOCHS_RISE, terms),
+        (claims.ENDS_TOLD, terms),
+        (claims.CHECKPOINTS_OWNED, checkpoints),
     ]
     if material.sink is not None:
-        shares = material.commits or ()
-        number = len({each.commit for each in shares})
-        asked += [
-            (claims.CHECKPOINTS_FOLLOW, marks),
+        parts = material.commits or ()
+        number = len({each.commit for each in parts})
+        tested += [
+            (claims.CHECKPOINTS_FOLLOW, checkpoints),
             (claims.COMMITS_OWNED, number),
             (claims.COMMITS_FENCED, number),
             (claims.COMMITS_TILE, number),
         ]
         if rows or material.rows_trouble:
-            wrote = {each.commit: each.rows for each in shares}
-            asked.append((claims.ROWS_COUNTED, sum(wrote.values())))
+            wrote = {each.commit: each.rows for each in parts}
+            tested.append((claims.ROWS_COUNTED, sum(wrote.values())))
         if by_number:
-            asked.append((claims.ROWS_ONCE, sum(len(each.range) for each in shares)))
+            tested.append((claims.ROWS_ONCE, sum(len(each.range) for each in parts)))
     if material.ends is not None or material.log_trouble:
         events = sum(each.next - each.first for each in (material.ends or {}).values())
-        asked.append((claims.LOG_WHOLE, events))
-    return asked
+        tested.append((claims.LOG_WHOLE, events))
+    return tested
 
 
 def _unseen(claim: Claim, material: AuditMaterial) -> list[str]:
@@ -547,9 +547,11 @@ def _notes(
 
 
 def _reach(material: AuditMaterial) -> str:
-    held = sum(len(each.range) for each in material.commits or ())
+    terms = sum(len(each.range) for each in material.commits or ())
     waiting = sum(
         max(0, each.next - material.positions.get(partition, each.first))
         for partition, each in (material.ends or {}).items()
     )
-    return f"the commits hold {counted(held, 'event')}; {counted(waiting, 'event')} of the log wait"
+    return (
+        f"the commits hold {counted(terms, 'event')}; {counted(waiting, 'event')} of the log wait"
+    )

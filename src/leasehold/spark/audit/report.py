@@ -297,8 +297,8 @@ class TimeSpan:
 
     def x(self, at: datetime) -> float:
         """Where a moment is, from left to right."""
-        share = (at - self.since).total_seconds() / self.length_s
-        return LEFT + min(1.0, max(0.0, share)) * (WIDTH - LEFT - RIGHT)
+        fraction = (at - self.since).total_seconds() / self.length_s
+        return LEFT + min(1.0, max(0.0, fraction)) * (WIDTH - LEFT - RIGHT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -326,44 +326,44 @@ def ownership_chart(
 ) -> str:
     """One lane for each partition, coloured by owner; empty where nobody owned it."""
     count = max(1, len(partitions))
-    lane = min(_MAX_ROW_HEIGHT, max(_MIN_ROW_HEIGHT, _OWNERSHIP_HEIGHT / count))
+    row_height = min(_MAX_ROW_HEIGHT, max(_MIN_ROW_HEIGHT, _OWNERSHIP_HEIGHT / count))
     row = {partition: number for number, partition in enumerate(partitions)}
-    height = lane * count
+    height = row_height * count
     parts = [
         f'<rect class="ground" x="{LEFT}" y="{TOP}" width="{_plot_width()}" height="{height:.1f}"/>'
     ]
     marks = []
     for term in terms:
-        y = TOP + row[last_part(term.key)] * lane
+        y = TOP + row[last_part(term.key)] * row_height
         until = term.ended_at or span.until
         x, right = span.x(term.started_at), span.x(until)
         if term.reason is not EndReason.RESET:
-            parts.append(_bar(x, y, right - x, lane, colour[term.holder], _term_title(term)))
+            parts.append(_bar(x, y, right - x, row_height, colour[term.holder], _term_title(term)))
         if term.reason in _END_MARKS:
             path, what = _END_MARKS[term.reason]
             title = f"<title>{escape(f'{_term_title(term)}: {what}')}</title>"
             marks.append(
-                f'<path class="mark" transform="translate({right:.1f} {y + lane / 2:.1f})" '
+                f'<path class="mark" transform="translate({right:.1f} {y + row_height / 2:.1f})" '
                 f'd="{path}">{title}</path>'
             )
     if count <= _MAX_LABELS:
-        parts += [_label(each, TOP + (at + 0.5) * lane + 4) for each, at in row.items()]
+        parts += [_label(each, TOP + (at + 0.5) * row_height + 4) for each, at in row.items()]
     return _svg(height, [*parts, *marks, *_axis(span, TOP + height)], "Owners over time")
 
 
 def plot(points: Sequence[Point], span: TimeSpan, *, unit: str, title: str) -> str:
     """Values over time, from 0 up."""
-    most = _round_up(max((each.value for each in points), default=1.0) or 1.0)
+    max_value = _round_up(max((each.value for each in points), default=1.0) or 1.0)
     bottom = TOP + _PLOT_HEIGHT
     parts = [
         f'<rect class="ground" x="{LEFT}" y="{TOP}" width="{_plot_width()}" height="{_PLOT_HEIGHT}"/>'
     ]
-    for share in (0.0, 0.5, 1.0):
-        y = bottom - share * _PLOT_HEIGHT
+    for fraction in (0.0, 0.5, 1.0):
+        y = bottom - fraction * _PLOT_HEIGHT
         parts.append(f'<path class="grid" d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}"/>')
-        parts.append(_label(f"{most * share:g} {unit}", y + 4))
+        parts.append(_label(f"{max_value * fraction:g} {unit}", y + 4))
     for each in points:
-        x, y = span.x(each.at), bottom - each.value / most * _PLOT_HEIGHT
+        x, y = span.x(each.at), bottom - each.value / max_value * _PLOT_HEIGHT
         parts.append(
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.2" fill="{each.colour}">'
             f"<title>{escape(each.title)}</title></circle>"
@@ -373,14 +373,16 @@ def plot(points: Sequence[Point], span: TimeSpan, *, unit: str, title: str) -> s
 
 def bars(values: Mapping[str, int], colour: Mapping[str, str], *, title: str) -> str:
     """A bar for each holder, with its number."""
-    most, height = max(values.values(), default=0) or 1, _BAR * max(1, len(values))
-    room = (WIDTH - LEFT - RIGHT) * 0.5
+    max_value, height = max(values.values(), default=0) or 1, _BAR * max(1, len(values))
+    max_width = (WIDTH - LEFT - RIGHT) * 0.5
     parts = []
     for number, (name, value) in enumerate(values.items()):
-        y, width = TOP + number * _BAR, value / most * room
+        y, width = TOP + number * _BAR, value / max_value * max_width
         parts.append(_bar(LEFT, y + 4, width, _BAR - 8, colour.get(name, "#888"), name))
-        words = escape(f"{value:,} · {name}")
-        parts.append(f'<text x="{LEFT + width + 8:.1f}" y="{y + _BAR / 2 + 4:.1f}">{words}</text>')
+        caption = escape(f"{value:,} · {name}")
+        parts.append(
+            f'<text x="{LEFT + width + 8:.1f}" y="{y + _BAR / 2 + 4:.1f}">{caption}</text>'
+        )
     return _svg(height, parts, title)
 
 
@@ -430,12 +432,12 @@ def _duration_text(seconds: float) -> str:
 def _bar(x: float, y: float, width: float, height: float, fill: str, title: str) -> str:
     # A sliver at least: a term that was short is not a term that never was.
     size = f'width="{max(width, 0.6):.1f}" height="{height:.2f}"'
-    place = f'x="{x:.1f}" y="{y:.2f}"'
-    return f'<rect {place} {size} fill="{fill}"><title>{escape(title)}</title></rect>'
+    position = f'x="{x:.1f}" y="{y:.2f}"'
+    return f'<rect {position} {size} fill="{fill}"><title>{escape(title)}</title></rect>'
 
 
-def _label(words: str, y: float) -> str:
-    return f'<text x="{LEFT - 6}" y="{y:.1f}" text-anchor="end">{escape(words)}</text>'
+def _label(caption: str, y: float) -> str:
+    return f'<text x="{LEFT - 6}" y="{y:.1f}" text-anchor="end">{escape(caption)}</text>'
 
 
 def _plot_width() -> int:
@@ -473,7 +475,7 @@ def page(audit: Audit) -> str:
         notes="\n".join(f'<p class="soft">Note: {escape(each)}.</p>' for each in audit.notes),
         checks=_checks(audit),
         findings=_findings(audit),
-        pictures="\n".join(_chart_sections(audit)),
+        charts="\n".join(_chart_sections(audit)),
     )
 
 
@@ -516,10 +518,10 @@ def _table(head: str, rows: Sequence[str]) -> str:
 def _chart_sections(audit: Audit) -> Iterator[str]:
     known, colour, span = audit.material, _colours(audit), _span(audit)
     if known.terms:
-        ways = Counter(each.reason.value if each.reason else "lasting" for each in known.terms)
-        ended = ", ".join(f"{number:,} {way}" for way, number in ways.most_common())
-        words = f"{_LEGEND} Terms: {ended}. 0 s is {time_text(span.since)}, here and below."
-        yield _chart_section("Who owned what", ownership(audit), words)
+        reasons = Counter(each.reason.value if each.reason else "lasting" for each in known.terms)
+        ended = ", ".join(f"{number:,} {reason}" for reason, number in reasons.most_common())
+        caption = f"{_LEGEND} Terms: {ended}. 0 s is {time_text(span.since)}, here and below."
+        yield _chart_section("Who owned what", ownership(audit), caption)
         yield _holder_legend(colour)
     if audit.lags:
         points = [
@@ -531,9 +533,9 @@ def _chart_sections(audit: Audit) -> Iterator[str]:
             )
             for each in audit.lags
         ]
-        picture = plot(points, span, unit="s", title="Lag")
+        chart = plot(points, span, unit="s", title="Lag")
         yield _chart_section(
-            "Lag", picture, "How old the newest event of a commit was when it was done."
+            "Lag", chart, "How old the newest event of a commit was when it was done."
         )
     if known.commits:
         points = [
@@ -545,18 +547,16 @@ def _chart_sections(audit: Audit) -> Iterator[str]:
             )
             for each in {one.commit: one for one in known.commits}.values()
         ]
-        picture = plot(points, span, unit="s", title="Batch times")
-        yield _chart_section(
-            "Batch times", picture, "From planned to committed, coloured by owner."
-        )
+        chart = plot(points, span, unit="s", title="Batch times")
+        yield _chart_section("Batch times", chart, "From planned to committed, coloured by owner.")
         yield _chart_section(
             "Events per owner", bars(_events_by_holder(audit), colour, title="Events per owner"), ""
         )
 
 
-def _chart_section(title: str, drawing: str, words: str) -> str:
-    said = f'<p class="soft">{escape(words)}</p>' if words else ""
-    return f'<h2>{escape(title)}</h2>\n<div class="wide">{drawing}</div>{said}'
+def _chart_section(title: str, drawing: str, caption: str) -> str:
+    paragraph = f'<p class="soft">{escape(caption)}</p>' if caption else ""
+    return f'<h2>{escape(title)}</h2>\n<div class="wide">{drawing}</div>{paragraph}'
 
 
 def _holder_legend(colour: Mapping[str, str]) -> str:

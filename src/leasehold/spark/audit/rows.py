@@ -238,10 +238,10 @@ def stream_snapshot(stream: str, store: str) -> StreamSnapshot:
         ends = source.ends(source.partitions())
     finally:
         source.close()
-    gone = sum(each.first for each in ends.values())
-    if gone:
+    removed = sum(each.first for each in ends.values())
+    if removed:
         raise Trimmed(
-            f"retention has removed {gone:,} events of {stream!r}, and with them rows of the sink: "
+            f"retention has removed {removed:,} events of {stream!r}, and with them rows of the sink: "
             "audit before it does so, or keep them longer",
             earliest=max(each.first for each in ends.values()),
         )
@@ -351,21 +351,21 @@ class TableSnapshot:
             row = self.connection.execute(statement).fetchone()
         return int(row[0]) if row else 0
 
-    def shares(self, task_pages: int = _TASK_PAGES) -> list[tuple[str, str] | None]:
+    def page_ranges(self, task_pages: int = _TASK_PAGES) -> list[tuple[str, str] | None]:
         """What each task reads: between two places of the table; None: all of it."""
         if self.pages is None:
             return [None]
         cuts = [f"({page},0)" for page in range(0, max(self.pages, 1), task_pages)]
         return list(zip(cuts, [*cuts[1:], _AFTER_LAST_ROW], strict=True))
 
-    def reader(self, shares: list[tuple[str, str] | None]) -> Task:
+    def reader(self, page_ranges: list[tuple[str, str] | None]) -> Task:
         """What runs on the executors, over the numbers of the shares."""
         address, schema, name, snapshot = self.address, self.schema, self.name, self.snapshot
 
         def read(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for batch in numbers:
                 for number in batch.column(0).to_pylist():
-                    yield from _read_pages(address, (schema, name), snapshot, shares[number])
+                    yield from _read_pages(address, (schema, name), snapshot, page_ranges[number])
 
         return read
 
@@ -373,9 +373,9 @@ class TableSnapshot:
         """The rows: with the event of each, or else only as many as there are."""
         if not self.numbered:
             return spark.range(self.count())
-        shares = self.shares()
-        numbers = spark.range(0, len(shares), 1, len(shares))
-        return numbers.mapInArrow(self.reader(shares), _COLUMNS)
+        page_ranges = self.page_ranges()
+        numbers = spark.range(0, len(page_ranges), 1, len(page_ranges))
+        return numbers.mapInArrow(self.reader(page_ranges), _COLUMNS)
 
 
 def table_snapshot(
@@ -413,7 +413,7 @@ def table_snapshot(
 
 
 def _read_pages(
-    address: DatabaseAddress, table: tuple[str, str], snapshot: str, share: tuple[str, str] | None
+    address: DatabaseAddress, table: tuple[str, str], snapshot: str, pages: tuple[str, str] | None
 ) -> Iterator[pa.RecordBatch]:
     """The rows of one share, in the snapshot, a chunk at a time."""
     names = {
@@ -424,10 +424,10 @@ def _read_pages(
     with ExitStack() as stack, _database_errors(address, table[1]):
         connection = _begin(address, stack, snapshot)
         cursor = stack.enter_context(connection.cursor(name="leasehold_audit"))
-        if share is None:
+        if pages is None:
             cursor.execute(_composed("rows", **names))
         else:
-            cursor.execute(_composed("rows_of_pages", **names), {"low": share[0], "high": share[1]})
+            cursor.execute(_composed("rows_of_pages", **names), {"low": pages[0], "high": pages[1]})
         while rows := cursor.fetchmany(_CHUNK_ROWS):
             arrays = zip(*rows, strict=True)
             columns = [
@@ -443,7 +443,7 @@ def _begin(address: DatabaseAddress, until: ExitStack, snapshot: str = "") -> Co
     connection.execute(_queries()["begin"])
     if snapshot:  # before anything else is asked in it
         connection.execute(_composed("snapshot_import", snapshot=sql.Literal(snapshot)))
-    connection.execute(_queries()["session"], {"patience_ms": _LOCK_TIMEOUT_MS})
+    connection.execute(_queries()["session"], {"lock_timeout_ms": _LOCK_TIMEOUT_MS})
     return connection
 
 
@@ -461,9 +461,9 @@ def _to_leasehold_error(
 ) -> LeaseholdError:
     if error.sqlstate != _NO_PRIVILEGE:
         return explained(error, address)
-    words = error.diag.message_primary or "permission denied"
+    message = error.diag.message_primary or "permission denied"
     return StoreUnusable(
-        f"PostgreSQL at {address.where} does not let all rows of {table} be read: {words}; audit "
+        f"PostgreSQL at {address.where} does not let all rows of {table} be read: {message}; audit "
         "as a user who has the right to read it, and from whom no policy hides rows"
     )
 

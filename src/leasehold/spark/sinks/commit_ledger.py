@@ -49,30 +49,30 @@ class CommitLedger:
 
     def fence(self, tx: Tx, group: str, epochs: Mapping[str, int]) -> dict[str, SinkPosition]:
         """Raise the epochs; return what was known before."""
-        before = self._locked(tx, group, epochs)
+        before = self._lock(tx, group, epochs)
         tx.many(
             "position_fence",
             [
-                {"epoch": epoch, "wall": tx.wall, **self._at(group, partition)}
+                {"epoch": epoch, "wall": tx.wall, **self._key(group, partition)}
                 for partition, epoch in sorted(epochs.items())
                 if before[partition].epoch < epoch
             ],
         )
         return before
 
-    def move(self, tx: Tx, group: str, places: Mapping[str, SinkPosition]) -> None:
+    def move(self, tx: Tx, group: str, positions: Mapping[str, SinkPosition]) -> None:
         """Put the positions where they are said to be.
 
         Raises:
             FencedWrite: an epoch is higher than the one given.
         """
-        before = self._locked(tx, group, places)
-        for partition, place in sorted(places.items()):
-            if before[partition].epoch > place.epoch:
-                raise self._fenced(group, partition, place.epoch, before[partition].epoch)
-        self._put(tx, group, places)
+        before = self._lock(tx, group, positions)
+        for partition, known in sorted(positions.items()):
+            if before[partition].epoch > known.epoch:
+                raise self._fenced(group, partition, known.epoch, before[partition].epoch)
+        self._put_positions(tx, group, positions)
 
-    def done(self, tx: Tx, commit: str, batch: Batch) -> Written | None:
+    def find_commit(self, tx: Tx, commit: str, batch: Batch) -> Written | None:
         """What this commit has added, if it was done before; None if it may be done now.
 
         The positions stay locked to the end of the transaction.
@@ -81,33 +81,33 @@ class CommitLedger:
             FencedWrite: an epoch is higher.
             SinkChanged: a position is neither where the batch starts nor where it ends.
         """
-        known = self._locked(tx, batch.group, [each.range.partition for each in batch.shares])
+        known = self._lock(tx, batch.group, [each.range.partition for each in batch.shares])
         found: tuple[int, int, int] | None = tx.one("commit_get", id=commit)
         if found is not None:
             return _written(found)
-        for share in batch.shares:
-            epoch = known[share.range.partition].epoch
-            if epoch > share.epoch:
-                raise self._fenced(batch.group, share.range.partition, share.epoch, epoch)
+        for part in batch.shares:
+            epoch = known[part.range.partition].epoch
+            if epoch > part.epoch:
+                raise self._fenced(batch.group, part.range.partition, part.epoch, epoch)
         if all(
             known[each.range.partition] == SinkPosition(position=each.range.end, epoch=each.epoch)
             for each in batch.shares
         ):
-            return self._found(tx, batch.group, batch.shares[0])
-        for share in batch.shares:
-            position = known[share.range.partition].position
-            if position not in {None, share.range.start}:
+            return self._commit_ending_at(tx, batch.group, batch.shares[0])
+        for part in batch.shares:
+            position = known[part.range.partition].position
+            if position not in {None, part.range.start}:
                 raise SinkChanged(
-                    f"{self.name} holds the events of partition {share.range.partition} of "
-                    f"{batch.group!r} up to {position}, and the batch is {share.range}: somebody "
+                    f"{self.name} holds the events of partition {part.range.partition} of "
+                    f"{batch.group!r} up to {position}, and the batch is {part.range}: somebody "
                     "else has moved the position; nothing was committed. Start the pipeline "
                     "again, and it goes on where the sink is"
                 )
         return None
 
     def record(self, tx: Tx, commit: str, batch: Batch, written: Written) -> None:
-        """Move the positions to the end of the batch and remember the commit. After ``done``."""
-        self._put(
+        """Move the positions to the end of the batch and remember the commit. After ``find_commit``."""
+        self._put_positions(
             tx,
             batch.group,
             {
@@ -147,9 +147,9 @@ class CommitLedger:
 
     # ------------------------------------------------------------- parts
 
-    def _locked(self, tx: Tx, group: str, partitions: Iterable[str]) -> dict[str, SinkPosition]:
+    def _lock(self, tx: Tx, group: str, partitions: Iterable[str]) -> dict[str, SinkPosition]:
         names = sorted(partitions)
-        tx.many("position_lock", [{"wall": tx.wall, **self._at(group, each)} for each in names])
+        tx.many("position_lock", [{"wall": tx.wall, **self._key(group, each)} for each in names])
         # A statement of its own, after the locks were had: it sees what was committed meanwhile.
         rows = tx.all("positions", sink=self.sink, grp=group)
         known = {
@@ -157,33 +157,33 @@ class CommitLedger:
         }
         return {each: known[each] for each in names}
 
-    def _put(self, tx: Tx, group: str, places: Mapping[str, SinkPosition]) -> None:
+    def _put_positions(self, tx: Tx, group: str, positions: Mapping[str, SinkPosition]) -> None:
         tx.many(
             "position_put",
             [
                 {
-                    "epoch": place.epoch,
-                    "position": place.position,
+                    "epoch": known.epoch,
+                    "position": known.position,
                     "wall": tx.wall,
-                    **self._at(group, partition),
+                    **self._key(group, partition),
                 }
-                for partition, place in sorted(places.items())
+                for partition, known in sorted(positions.items())
             ],
         )
 
-    def _found(self, tx: Tx, group: str, share: BatchPart) -> Written:
+    def _commit_ending_at(self, tx: Tx, group: str, part: BatchPart) -> Written:
         """What the commit that ended here has added; nothing, if the position was moved here."""
         row = tx.one(
             "commit_ending",
             sink=self.sink,
             grp=group,
-            part=share.range.partition,
-            next=share.range.end,
-            epoch=share.epoch,
+            part=part.range.partition,
+            next=part.range.end,
+            epoch=part.epoch,
         )
         return Written(rows=0) if row is None else _written(row)
 
-    def _at(self, group: str, partition: str) -> Params:
+    def _key(self, group: str, partition: str) -> Params:
         return {"sink": self.sink, "grp": group, "part": partition}
 
     def _fenced(self, group: str, partition: str, epoch: int, higher: int) -> FencedWrite:

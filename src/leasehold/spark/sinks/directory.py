@@ -77,7 +77,7 @@ def sink_errors(sink: str, what: str) -> Iterator[None]:
 
 
 @contextmanager
-def volume_errors(place: str) -> Iterator[None]:
+def volume_errors(path: str) -> Iterator[None]:
     """Say that a disk, and no row, keeps rows from being written. For tasks.
 
     A value of a row that is too long for the name of a directory is the row's own fault.
@@ -91,6 +91,6 @@ def volume_errors(place: str) -> Iterator[None]:
         if error.errno == errno.ENAMETOOLONG:
             raise
         raise VolumeUnusable(
-            f"rows can not be written to {place} on this machine ({error}): look at its room, its "
+            f"rows can not be written to {path} on this machine ({error}): look at its room, its "
             "rights and the disk"
         ) from error

@@ -54,13 +54,13 @@ class Bounds:
     first: int | None = None
     end: int | None = None
 
-    def also(self, *, first: int | None = None, end: int | None = None) -> Bounds:
+    def intersect(self, *, first: int | None = None, end: int | None = None) -> Bounds:
         """What is in both."""
         firsts = [each for each in (self.first, first) if each is not None]
         ends = [each for each in (self.end, end) if each is not None]
         return Bounds(first=max(firsts, default=None), end=min(ends, default=None))
 
-    def under(self, each: Filter) -> Bounds:
+    def limited_by(self, each: Filter) -> Bounds:
         """What is left of it by a comparison with a whole number."""
         first: int | None = None
         end: int | None = None
@@ -77,7 +77,7 @@ class Bounds:
                 end = value + 1
             case In(value=values):
                 first, end = min(values), max(values) + 1
-        return self.also(first=first, end=end)
+        return self.intersect(first=first, end=end)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +89,7 @@ class Pushed:
     times_us: Bounds = field(default_factory=Bounds)
     tests: tuple[tuple[str, str, Any], ...] = ()
 
-    def narrowed(
+    def narrow(
         self, ranges: Iterable[Range], find: Callable[[str, Start], int]
     ) -> tuple[Range, ...]:
         """What is left to be read. ``find`` tells which event a place is."""
@@ -97,24 +97,24 @@ class Pushed:
             left
             for each in ranges
             if self.partitions is None or each.partition in self.partitions
-            if len(left := self._cut(each, find))
+            if len(left := self._narrow(each, find))
         )
 
-    def _cut(self, whole: Range, find: Callable[[str, Start], int]) -> Range:
+    def _narrow(self, whole: Range, find: Callable[[str, Start], int]) -> Range:
         bounds = Bounds(first=whole.start, end=whole.end)
-        bounds = bounds.also(first=self.numbers.first, end=self.numbers.end)
+        bounds = bounds.intersect(first=self.numbers.first, end=self.numbers.end)
         since_us, until_us = self.times_us.first, self.times_us.end
         if since_us is not None:
             start = Start(kind=StartKind.TIME, value=since_us)
-            bounds = bounds.also(first=find(whole.partition, start))
+            bounds = bounds.intersect(first=find(whole.partition, start))
         if until_us is not None:
-            bounds = bounds.also(
+            bounds = bounds.intersect(
                 end=find(whole.partition, Start(kind=StartKind.TIME, value=until_us))
             )
         first, end = bounds.first or 0, bounds.end or 0
         return Range(partition=whole.partition, start=first, end=max(first, end))
 
-    def applied(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Only the rows that pass all tests."""
         for column, name, value in self.tests:
             arguments = [batch.column(column)]
@@ -148,8 +148,8 @@ def _push(pushed: Pushed, each: Filter) -> Pushed | None:
     column = path[0] if len(path) == 1 else ""
     if isinstance(each, IsNotNull) and column in _NEVER_NULL:
         return pushed
-    take_it = _PUSHERS.get(column)
-    return take_it(pushed, each) if take_it is not None else None
+    push = _PUSHERS.get(column)
+    return push(pushed, each) if push is not None else None
 
 
 def _with_partitions(pushed: Pushed, each: Filter) -> Pushed | None:
@@ -164,7 +164,7 @@ def _with_partitions(pushed: Pushed, each: Filter) -> Pushed | None:
 def _with_numbers(pushed: Pushed, each: Filter) -> Pushed | None:
     if not isinstance(each, (*_COMPARISONS, In)) or not _compares_only(each, int):
         return None
-    pushed = replace(pushed, numbers=pushed.numbers.under(each))
+    pushed = replace(pushed, numbers=pushed.numbers.limited_by(each))
     if isinstance(each, In):  # the others say all that they say by the bounds
         return _with_test(pushed, "sequence_number", "is_in", pa.array(each.value, pa.int64()))
     return pushed
@@ -176,7 +176,7 @@ def _with_times(pushed: Pushed, each: Filter) -> Pushed | None:
         return None
     value_us = (each.value - _EPOCH_BEGAN) // _MICROSECOND  # type: ignore[attr-defined]
     bound = type(each)(("enqueued_at",), value_us)  # type: ignore[call-arg]
-    pushed = replace(pushed, times_us=pushed.times_us.under(bound))
+    pushed = replace(pushed, times_us=pushed.times_us.limited_by(bound))
     return _with_test(pushed, "enqueued_at", name, pa.scalar(value_us, _TIMES))
 
 

@@ -82,19 +82,19 @@ class Decoder:
         """
         if not batch.num_rows:
             return [pa.array([], each.type) for each in self._schema]
-        pieces = self._halves(batch)
+        pieces = self._decode(batch)
         if len(pieces) == 1:
             return list(pieces[0].columns)
         return list(pa.concat_batches(pieces).columns)
 
-    def _halves(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+    def _decode(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
         """All at once if that goes well; else each half for itself, down to the malformed row."""
         try:
             return [self._parse(batch.column("body"))]
         except pa.ArrowException as error:
             if batch.num_rows > 1:
                 middle = batch.num_rows // 2
-                return [*self._halves(batch.slice(0, middle)), *self._halves(batch.slice(middle))]
+                return [*self._decode(batch.slice(0, middle)), *self._decode(batch.slice(middle))]
             if self._null_malformed:
                 nulls = [pa.nulls(1, each.type) for each in self._schema]
                 return [pa.RecordBatch.from_arrays(nulls, schema=self._schema)]
@@ -196,9 +196,9 @@ class Layout:
                 "the schema has no column, and rows without columns can not be told apart from no "
                 'rows: name one, as in .schema("sequence_number long")'
             )
-        if twice := sorted({name for name in names if names.count(name) > 1}):
+        if repeated := sorted({name for name in names if names.count(name) > 1}):
             raise UsageError(
-                f"the columns {', '.join(twice)} are there twice: a field of the body can not have "
+                f"the columns {', '.join(repeated)} are there twice: a field of the body can not have "
                 "the name of a column of the event; name all wanted columns with .schema(…)"
             )
         fields = StructType([each for each in wanted.fields if each.name not in _EVENT_COLUMNS])
@@ -210,9 +210,9 @@ class Layout:
         self._decoder = (
             Decoder(fields, null_malformed=options.null_malformed) if fields.fields else None
         )
-        self._read = self._reading(names)
+        self._read_schema = self._columns_to_read(names)
 
-    def _reading(self, names: Sequence[str]) -> pa.Schema:
+    def _columns_to_read(self, names: Sequence[str]) -> pa.Schema:
         """The columns of the event that have to be read."""
         stored = arrow_schema(EVENTS)
         own = [self._wanted.field(name) for name in names if name in _EVENT_COLUMNS]
@@ -227,12 +227,12 @@ class Layout:
             BatchFailed: a body is malformed.
             LeaseholdError: as ``reading.events``.
         """
-        for batch in read_events(self._source, self._store, ranges, self._read):
-            left = pushed.applied(batch) if pushed.tests else batch
+        for batch in read_events(self._source, self._store, ranges, self._read_schema):
+            left = pushed.apply(batch) if pushed.tests else batch
             if left.num_rows:
-                yield left if self._decoder is None else self._decoded(left, self._decoder)
+                yield left if self._decoder is None else self._with_fields(left, self._decoder)
 
-    def _decoded(self, batch: pa.RecordBatch, decoder: Decoder) -> pa.RecordBatch:
+    def _with_fields(self, batch: pa.RecordBatch, decoder: Decoder) -> pa.RecordBatch:
         found = dict(zip(decoder.schema.names, decoder.columns(batch), strict=True))
         columns = [found[name] if name in found else batch.column(name) for name in self._names]
         return pa.RecordBatch.from_arrays(columns, schema=self._wanted)

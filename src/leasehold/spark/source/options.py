@@ -77,27 +77,27 @@ def parse(given: Mapping[str, str]) -> ReadOptions:
         UsageError: one is missing, unknown or makes no sense; the message says what to write.
         InvalidOptions: two of them contradict each other.
     """
-    said = check_option_names(given, NAMES, what="reading")
-    source = _source(said)
-    if not said.get("store") and is_in_store(source):
+    options = check_option_names(given, NAMES, what="reading")
+    source = _source(options)
+    if not options.get("store") and is_in_store(source):
         raise UsageError('no store is named: add .option("store", "sqlite:///leases.db")')
-    if "ranges" in said and (others := [name for name in _SELECTING_OPTIONS if name in said]):
+    if "ranges" in options and (others := [name for name in _SELECTING_OPTIONS if name in options]):
         raise InvalidOptions(
             f"ranges says exactly what to read, and {', '.join(others)} too: give one or the other"
         )
     return ReadOptions(
         source=source,
-        store=said.get("store", ""),
-        partitions=_partitions(said.get("partitions")),
-        start=Start.parse(said.get("start", "earliest")),
-        starts=_starts(said.get("starts")),
-        end=Start.parse(said.get("end", "latest")),
-        ranges=range_text.ranges_from_json(said["ranges"]) if "ranges" in said else None,
-        tasks=_count(said, "tasks") or len(os.sched_getaffinity(0)),
-        json=_json(said),
-        null_malformed=_choice(said, "json.mode", ("fail", "null")) == "null",
-        max_events=_count(said, "maxEventsPerTrigger"),
-        skip_trimmed=_choice(said, "onTrimmed", ("fail", "earliest")) == "earliest",
+        store=options.get("store", ""),
+        partitions=_partitions(options.get("partitions")),
+        start=Start.parse(options.get("start", "earliest")),
+        starts=_starts(options.get("starts")),
+        end=Start.parse(options.get("end", "latest")),
+        ranges=range_text.ranges_from_json(options["ranges"]) if "ranges" in options else None,
+        tasks=_count(options, "tasks") or len(os.sched_getaffinity(0)),
+        json=_json(options),
+        null_malformed=_choice(options, "json.mode", ("fail", "null")) == "null",
+        max_events=_count(options, "maxEventsPerTrigger"),
+        skip_trimmed=_choice(options, "onTrimmed", ("fail", "earliest")) == "earliest",
     )
 
 
@@ -124,18 +124,18 @@ def check_option_names(
         UsageError: there is no such option; the message names the nearest.
     """
     names = {name.lower(): name for name in allowed}
-    said: dict[str, str] = {}
+    options: dict[str, str] = {}
     for name, value in given.items():
         if name.lower() not in names:
             near = get_close_matches(name.lower(), names, n=1)
             hint = f"did you mean {names[near[0]]}?" if near else f"there are {', '.join(allowed)}"
             raise UsageError(f"{what} has no option {name!r}: {hint}")
-        said[names[name.lower()]] = value
-    return said
+        options[names[name.lower()]] = value
+    return options
 
 
-def _source(said: Mapping[str, str]) -> str:
-    stream, path = said.get("stream", ""), said.get("path", "")
+def _source(options: Mapping[str, str]) -> str:
+    stream, path = options.get("stream", ""), options.get("path", "")
     if stream and path and name_of(stream) != name_of(path):
         raise InvalidOptions(
             f"the stream is {shown(stream)!r} by its option and {shown(path)!r} by load()"
@@ -149,7 +149,7 @@ def _source(said: Mapping[str, str]) -> str:
 def _partitions(text: str | None) -> tuple[str, ...] | None:
     if text is None:
         return None
-    ids = [word.strip() for word in text.split(",")]
+    ids = [choice.strip() for choice in text.split(",")]
     if not all(ids) or len(set(ids)) < len(ids):
         raise UsageError(f"{text!r} does not name partitions, each once: write them as 0,3")
     return tuple(ids)
@@ -164,19 +164,19 @@ def _starts(text: str | None) -> dict[str, Start]:
         raise UsageError(f"starts is no JSON ({error}): {_STARTS_ADVICE}") from error
     if not isinstance(found, dict):
         raise UsageError(f"starts is {text!r} and not a place for each partition: {_STARTS_ADVICE}")
-    return {partition: _start(place) for partition, place in found.items()}
+    return {partition: _start(position) for partition, position in found.items()}
 
 
-def _start(place: object) -> Start:
-    if isinstance(place, int) and not isinstance(place, bool):
-        return Start.sequence(place)
-    if isinstance(place, str):
-        return Start.parse(place)
-    raise UsageError(f"{place!r} in starts is no place to start at: {_STARTS_ADVICE}")
+def _start(position: object) -> Start:
+    if isinstance(position, int) and not isinstance(position, bool):
+        return Start.sequence(position)
+    if isinstance(position, str):
+        return Start.parse(position)
+    raise UsageError(f"{position!r} in starts is no place to start at: {_STARTS_ADVICE}")
 
 
-def _count(said: Mapping[str, str], name: str) -> int | None:
-    text = said.get(name)
+def _count(options: Mapping[str, str], name: str) -> int | None:
+    text = options.get(name)
     if text is None:
         return None
     if not (text.isascii() and text.isdigit() and int(text)):
@@ -184,17 +184,17 @@ def _count(said: Mapping[str, str], name: str) -> int | None:
     return int(text)
 
 
-def _choice(said: Mapping[str, str], name: str, words: tuple[str, ...]) -> str:
-    word = said.get(name, words[0]).lower()
-    if word not in words:
-        raise UsageError(f"{name} is {' or '.join(words)}, not {word!r}")
-    return word
+def _choice(options: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:
+    choice = options.get(name, choices[0]).lower()
+    if choice not in choices:
+        raise UsageError(f"{name} is {' or '.join(choices)}, not {choice!r}")
+    return choice
 
 
-def _json(said: Mapping[str, str]) -> str:
-    text = said.get("json", "").strip()
-    if "json" in said and not text:
+def _json(options: Mapping[str, str]) -> str:
+    text = options.get("json", "").strip()
+    if "json" in options and not text:
         raise UsageError('json names no fields: write .option("json", "carrier string, delay int")')
-    if "json.mode" in said and not text:
+    if "json.mode" in options and not text:
         raise InvalidOptions("json.mode says what to do with malformed JSON: say json too")
     return "" if text.lower() == "false" else text

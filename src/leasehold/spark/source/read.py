@@ -63,7 +63,7 @@ class EventReader(DataSourceReader):
             LeaseholdError: the stream, a partition or a place in it is not there.
         """
         source = open_stream(self._options.source, self._options.store)
-        found = self._pushed.narrowed(planned_ranges(source, self._options), source.find)
+        found = self._pushed.narrow(planned_ranges(source, self._options), source.find)
         freeze_garbage_collection()  # after the first plan: by then all is loaded that plans need
         return plan_tasks(found, self._options.tasks)
 
@@ -97,10 +97,10 @@ def batch_reader(schema: StructType, options: ReadOptions) -> EventReader:
     return EventReader(schema, options)
 
 
-def plan_tasks(ranges: Sequence[Range], most: int) -> list[EventPartition]:
+def plan_tasks(ranges: Sequence[Range], max_tasks: int) -> list[EventPartition]:
     """Few tasks, with about the same number of events each."""
     total = sum(map(len, ranges))
-    count = min(most, max(total // _MIN_TASK_EVENTS, 1))
+    count = min(max_tasks, max(total // _MIN_TASK_EVENTS, 1))
     return [EventPartition(each) for each in split_into_tasks(ranges, count)]
 
 

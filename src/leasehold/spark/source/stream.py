@@ -56,22 +56,22 @@ if TYPE_CHECKING:
 Offsets = dict[str, int]
 
 
-def allot_by_lag(lags: Mapping[str, int], most: int | None) -> Offsets:
-    """How much each partition may read, by its lag; together ``most``, and everyone one at least.
+def allot_by_lag(lags: Mapping[str, int], max_events: int | None) -> Offsets:
+    """How much each partition may read, by its lag; together ``max_events``, and everyone one at least.
 
     By the lag all are done at about the same time, so none runs ahead of the others. Where there
     are fewer than partitions with a lag, those that lag most come first.
     """
-    behind = {name: lag for name, lag in lags.items() if lag > 0}
-    total = sum(behind.values())
-    if most is None or total <= most:
-        return behind
-    one_each = sorted(behind, key=lambda name: -behind[name])[:most]
-    left, more = most - len(one_each), total - len(one_each)
-    granted = {name: 1 + left * (behind[name] - 1) // max(more, 1) for name in one_each}
+    lagging = {name: lag for name, lag in lags.items() if lag > 0}
+    total = sum(lagging.values())
+    if max_events is None or total <= max_events:
+        return lagging
+    served = sorted(lagging, key=lambda name: -lagging[name])[:max_events]
+    rest, rest_lag = max_events - len(served), total - len(served)
+    granted = {name: 1 + rest * (lagging[name] - 1) // max(rest_lag, 1) for name in served}
     # What rounding has left over is less than one for each.
-    spare = most - sum(granted.values())
-    for name in [name for name in one_each if granted[name] < behind[name]][:spare]:
+    spare = max_events - sum(granted.values())
+    for name in [name for name in served if granted[name] < lagging[name]][:spare]:
         granted[name] += 1
     return granted
 
@@ -110,12 +110,12 @@ def check_available(
 
 
 def next_offsets(
-    start: Mapping[str, int], ends: Mapping[str, PartitionEnds], most: int | None
+    start: Mapping[str, int], ends: Mapping[str, PartitionEnds], max_events: int | None
 ) -> Offsets:
     """How far the next batch goes. Equal to ``start`` if there is nothing new."""
     begin = {name: max(start.get(name, 0), known.first) for name, known in ends.items()}
     lags = {name: known.next - begin[name] for name, known in ends.items()}
-    granted = allot_by_lag(lags, most)
+    granted = allot_by_lag(lags, max_events)
     return dict(start) | {name: begin[name] + count for name, count in granted.items()}
 
 
@@ -157,17 +157,17 @@ class EventStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> Offsets:  # noqa: N802
         """Where the options say. Spark asks twice, and gets the same answer."""
         if self._first is None:
-            self._first = self._asked(self._begin)
+            self._first = self._ask(self._begin)
         return self._first
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """As the option says."""
-        most = self._options.max_events
-        return ReadAllAvailable() if most is None else ReadMaxRows(most)
+        max_events = self._options.max_events
+        return ReadAllAvailable() if max_events is None else ReadMaxRows(max_events)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Go no further than what is there now."""
-        self._target = {name: known.next for name, known in self._asked(self._ends).items()}
+        self._target = {name: known.next for name, known in self._ask(self._ends).items()}
 
     def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:  # noqa: N802
         """The end of the next batch.
@@ -178,7 +178,7 @@ class EventStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             StoreUnavailable: for a minute there was no answer.
         """
         options = self._options
-        ends = self._asked(self._ends)
+        ends = self._ask(self._ends)
         read = {
             name: at
             for name, at in start.items()
@@ -187,8 +187,8 @@ class EventStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         check_available(read, ends, stream=shown(options.source), skip_trimmed=options.skip_trimmed)
         if self._target is not None:
             ends = _limited_to(self._target, ends)
-        most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        return next_offsets(start, ends, most)
+        max_events = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        return next_offsets(start, ends, max_events)
 
     def reportLatestOffset(self) -> Offsets | None:  # noqa: N802
         """Where the stream ends now: with it Spark shows how far behind the query is."""
@@ -203,7 +203,7 @@ class EventStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         firsts: dict[str, int] = {}
         if self._options.skip_trimmed:
             moved = tuple(name for name, last in end.items() if last > start.get(name, 0))
-            ends = self._asked(lambda source: source.ends(moved)) if moved else {}
+            ends = self._ask(lambda source: source.ends(moved)) if moved else {}
             firsts = {name: known.first for name, known in ends.items()}
         return plan_tasks(ranges_between(start, end, firsts), self._options.tasks)
 
@@ -232,14 +232,14 @@ class EventStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _ends(self, source: RangeSource) -> Mapping[str, PartitionEnds]:
         return source.ends(selected_partitions(source, self._options.partitions))
 
-    def _asked(self, ask: Callable[[RangeSource], T]) -> T:
+    def _ask(self, call: Callable[[RangeSource], T]) -> T:
         """The answer of the stream; a store that does not answer gets time."""
         source, store = self._options.source, self._options.store
         until = self._clock.boottime_s() + _STORE_TIMEOUT_S
         wait_s = _FIRST_WAIT_S
         while True:
             try:
-                return ask(open_stream(source, store))
+                return call(open_stream(source, store))
             except StoreUnavailable:
                 if self._clock.boottime_s() + wait_s > until:
                     raise

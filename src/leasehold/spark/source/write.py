@@ -85,23 +85,23 @@ def parse(given: Mapping[str, str], *, streaming: bool) -> WriteOptions:
         InvalidOptions: two of them contradict each other.
     """
     allowed = (*_COMMON, *_STREAM_ONLY) if streaming else _COMMON
-    said = check_option_names(given, allowed, what="this write")
-    if not said.get("store"):
+    parsed = check_option_names(given, allowed, what="this write")
+    if not parsed.get("store"):
         raise UsageError('no store is named: add .option("store", "sqlite:///leases.db")')
-    key, epoch = said.get("fence.key", ""), said.get("fence.epoch", "0")
-    if bool(key) != ("fence.epoch" in said):
+    key, epoch = parsed.get("fence.key", ""), parsed.get("fence.epoch", "0")
+    if bool(key) != ("fence.epoch" in parsed):
         raise InvalidOptions(
             "fence.key and fence.epoch belong together: give both, as fence.options() does"
         )
     if not (epoch.isascii() and epoch.isdigit()):
         raise UsageError(f"fence.epoch is a whole number, not {epoch!r}")
-    name = said.get("name", "")
+    name = parsed.get("name", "")
     return WriteOptions(
-        stream=_stream(said),
-        store=said["store"],
-        staging=said.get("staging", ""),
+        stream=_stream(parsed),
+        store=parsed["store"],
+        staging=parsed.get("staging", ""),
         name=check_name(name, what="the option name") if name else "",
-        checkpoint=said.get("checkpointLocation", ""),
+        checkpoint=parsed.get("checkpointLocation", ""),
         fence_key=key,
         fence_epoch=int(epoch),
     )
@@ -160,8 +160,8 @@ def canonical_is_local(location: str) -> bool:
     return bool(location) and canonical(location).startswith(_LOCAL)
 
 
-def _stream(said: Mapping[str, str]) -> str:
-    stream, path = said.get("stream", ""), said.get("path", "")
+def _stream(parsed: Mapping[str, str]) -> str:
+    stream, path = parsed.get("stream", ""), parsed.get("path", "")
     if stream and path and stream_of(stream) != stream_of(path):
         raise InvalidOptions(f"the stream is {stream!r} by its option and {path!r} by its path")
     if not (stream or path):
@@ -208,11 +208,11 @@ def batch_writer(
             'a log is never overwritten: write with .mode("append"), into a new stream if the '
             "old events must not be in it"
         )
-    said = parse(options, streaming=False)
+    parsed = parse(options, streaming=False)
     check_columns(arrow_schema(schema))
-    publisher = _open_publisher(said)
+    publisher = _open_publisher(parsed)
     try:
-        return BatchWriter(said, publisher.plan(), token=new_token())
+        return BatchWriter(parsed, publisher.plan(), token=new_token())
     finally:
         publisher.close()
 
@@ -233,10 +233,10 @@ def stream_writer(
         raise UsageError(
             "outputMode complete would overwrite the log with each batch: use append or update"
         )
-    said = parse(options, streaming=True)
-    check_identity(said)
+    parsed = parse(options, streaming=True)
+    check_identity(parsed)
     check_columns(arrow_schema(schema))
-    return StreamWriter(said, _cached_publisher(said).plan(shared=True))
+    return StreamWriter(parsed, _cached_publisher(parsed).plan(shared=True))
 
 
 @dataclass(frozen=True)
@@ -351,8 +351,8 @@ def _commit_with_retry(
 
 
 def _files(messages: Sequence[WriterCommitMessage | None]) -> list[StagedFile]:
-    told = (each.file for each in messages if isinstance(each, TaskResult))
-    return [each for each in told if each is not None]
+    files = (each.file for each in messages if isinstance(each, TaskResult))
+    return [each for each in files if each is not None]
 
 
 def _open_publisher(options: WriteOptions) -> Publisher:

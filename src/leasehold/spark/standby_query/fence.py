@@ -117,11 +117,11 @@ class QuerySink:
         if self._next is not None and batch_id < self._next:
             log.info("%s: batch %d is there already", self._reservation.name, batch_id)
             return
-        place = Range(partition=self._partition, start=batch_id, end=batch_id + 1)
+        batch_range = Range(partition=self._partition, start=batch_id, end=batch_id + 1)
         batch = Batch(
             group=self.group,
             number=batch_id,
-            shares=(BatchPart(range=place, epoch=self._reservation.epoch),),
+            shares=(BatchPart(range=batch_range, epoch=self._reservation.epoch),),
             holder=self._reservation.holder,
             began_at=self._clock.utc_now(),
         )
@@ -179,7 +179,7 @@ class Fence:
         self._rng = system_random()
         self._sinks: list[Sink] = []
         self._busy = 0
-        self._change = threading.Condition()
+        self._changed = threading.Condition()
 
     def __repr__(self) -> str:
         return f"<Fence of {self.name!r}, epoch {self.epoch}>"
@@ -212,18 +212,18 @@ class Fence:
         """
         sink.open(self._spark)
         self._sinks.append(sink)
-        made = QuerySink(
+        query_sink = QuerySink(
             sink,
             reservation=self._reservation,
             query_id=lambda: query_id(self._spark, self.checkpoint_location),
             clock=self._clock,
             rng=self._rng,
         )
-        made.prepare()
+        query_sink.prepare()
 
         def write(frame: DataFrame, batch_id: int) -> None:
             with self.working():
-                made.write(frame, batch_id)
+                query_sink.write(frame, batch_id)
                 self.last_batch = batch_id
 
         return write
@@ -250,7 +250,7 @@ class Fence:
     @contextmanager
     def working(self) -> Iterator[None]:
         """A batch is being written; a refusal is kept."""
-        with self._change:
+        with self._changed:
             self._busy += 1
         try:
             yield
@@ -258,17 +258,17 @@ class Fence:
             self.refusal = lost
             raise
         finally:
-            with self._change:
+            with self._changed:
                 self._busy -= 1
-                self._change.notify_all()
+                self._changed.notify_all()
 
     def idle(self, *, within_s: float) -> bool:
         """Wait until no batch is being written; False if that takes longer.
 
         Spark's own stop does not wait for a function in Python.
         """
-        with self._change:
-            return self._change.wait_for(lambda: not self._busy, timeout=within_s)
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._busy, timeout=within_s)
 
     def give_up(self) -> None:
         """No more order: the reservation is renewed no more, and ``check`` fails in a moment.

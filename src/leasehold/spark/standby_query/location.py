@@ -48,13 +48,13 @@ def canonical(location: str, *, default: str = LOCAL) -> str:
     return f"{scheme}://{authority.lower()}{clean.rstrip('/')}"
 
 
-def job_name(place: str) -> str:
+def job_name(location: str) -> str:
     """The name under which a canonical location is reserved."""
-    name = f"{_JOB_PREFIX}{place}"
+    name = f"{_JOB_PREFIX}{location}"
     try:
         job_key(name)
     except InvalidName:  # too long, or not printable
-        return f"{_JOB_PREFIX}sha256 {hashlib.sha256(place.encode()).hexdigest()}"
+        return f"{_JOB_PREFIX}sha256 {hashlib.sha256(location.encode()).hexdigest()}"
     return name
 
 

@@ -78,10 +78,10 @@ class BatchProgress(StreamingQueryListener):
     known is kept.
     """
 
-    def __init__(self, reservation: Reservation, told: Callable[[int], None]) -> None:
-        """``told`` hears of each batch."""
+    def __init__(self, reservation: Reservation, on_batch: Callable[[int], None]) -> None:
+        """``on_batch`` hears of each batch."""
         self._reservation = reservation
-        self._told = told
+        self._on_batch = on_batch
         self._run: str | None = None
         self._early: dict[str, int] = {}
         self._lock = threading.Lock()
@@ -91,7 +91,7 @@ class BatchProgress(StreamingQueryListener):
         """From now on this run of a query counts."""
         self._run = run
         if run in self._early:
-            self._done(self._early[run])
+            self._record(self._early[run])
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802
         """See Spark."""
@@ -102,7 +102,7 @@ class BatchProgress(StreamingQueryListener):
         if self._run is None:
             self._early[run] = batch
         elif run == self._run:
-            self._done(batch)
+            self._record(batch)
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
         """See Spark."""
@@ -113,14 +113,14 @@ class BatchProgress(StreamingQueryListener):
     def catch_up(self, batch: int | None) -> None:
         """The query has ended, and this was its last batch: Spark may not have told of it."""
         if batch is not None:
-            self._done(batch)
+            self._record(batch)
 
-    def _done(self, batch: int) -> None:
+    def _record(self, batch: int) -> None:
         with self._lock:
             if self.last is not None and batch <= self.last:
                 return
             self.last = batch
-        self._told(batch)
+        self._on_batch(batch)
         try:
             self._reservation.mark(batch)
         except (LeaseLost, CheckpointBehind) as refused:
@@ -170,8 +170,8 @@ class RunningQuery:
         name = f"waits for {self._fence.name}"
         threading.Thread(target=wait, name=name, daemon=True).start()
 
-    def stop(self, *, more_time: Callable[[], bool]) -> bool:
-        """Stop it; True when nothing of it runs any more, False if there was no ``more_time``."""
+    def stop(self, *, has_time: Callable[[], bool]) -> bool:
+        """Stop it; True when nothing of it runs any more, False if there was no ``has_time``."""
 
         def stop() -> None:
             with suppress(Exception):  # it may have failed meanwhile, and has ended then as well
@@ -184,7 +184,7 @@ class RunningQuery:
             stopping.join(_POLL_INTERVAL_S)
             if not stopping.is_alive() and self._fence.idle(within_s=_POLL_INTERVAL_S):
                 return True
-            if not more_time():
+            if not has_time():
                 return False
 
 
@@ -232,36 +232,36 @@ def stopped_by_signals(
             # The stop takes locks, and the main thread may have them: this handler runs in it.
             numbers.put(number)
 
-    def hold() -> None:
+    def install() -> None:
         for number in _SIGNALS:
             signal.signal(number, handle)
 
     threading.Thread(target=wait, name="waits for signals", daemon=True).start()
-    hold()
+    install()
     try:
-        yield hold
+        yield install
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
         numbers.put(_END_OF_SIGNALS)
 
 
-def leave_stuck(last_words: Callable[[], None], *, within_s: float) -> NoReturn:
+def leave_stuck(report_stuck: Callable[[], None], *, within_s: float) -> NoReturn:
     """End the process at once, with everything: what still runs could write.
 
     The words are said in a thread of their own: who listens may hang as well.
     """
     kill_java()
 
-    def say() -> None:
-        last_words()
+    def report_and_flush() -> None:
+        report_stuck()
         with suppress(OSError, ValueError):
             sys.stdout.flush()
             sys.stderr.flush()
 
-    saying = threading.Thread(target=say, daemon=True)
-    saying.start()
-    saying.join(within_s)
+    reporting = threading.Thread(target=report_and_flush, daemon=True)
+    reporting.start()
+    reporting.join(within_s)
     os._exit(EXIT_STUCK)
 
 
@@ -288,7 +288,7 @@ class _StateReport:
 
     why: str
     error: Exception | None = None
-    heir: str | None = None
+    successor: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -323,7 +323,7 @@ class Standby:
         self._build = build
         self._location = checkpoint_location
         self._store = store
-        self._given = spark
+        self._given_spark = spark
         self._lease = lease
         self._restarts = restarts
         self._drain_s = drain.total_seconds()
@@ -331,10 +331,10 @@ class Standby:
         self._on_event = on_event
         self._clock = clock or SystemClock()
         self._rng = system_random()
-        self._words = queue.SimpleQueue[_StateReport]()
+        self._reports = queue.SimpleQueue[_StateReport]()
         self._request: Request | None = None
         self._stopping = threading.Event()
-        self._served = False
+        self._has_served = False
         # Both are looked at before a session is started, which takes its time.
         Wish.of((name,), lease=lease)
         canonical(checkpoint_location)
@@ -342,7 +342,7 @@ class Standby:
     def stop(self) -> None:
         """End in good order: the query first, then the reservation."""
         self._stopping.set()
-        self._words.put(_StateReport(why="stop"))
+        self._reports.put(_StateReport(why="stop"))
         if self._request is not None:
             self._request.cancel()
 
@@ -361,10 +361,10 @@ class Standby:
         try:
             ready()
             while not self._stopping.is_set():
-                reservation = self._reserved(spark)
+                reservation = self._reserve(spark)
                 if reservation is None:
                     continue
-                outcome = self._serve(spark, reservation)
+                outcome = self._run_term(spark, reservation)
                 if outcome.done:
                     break
                 failures = 0 if outcome.progressed else failures
@@ -377,34 +377,34 @@ class Standby:
                     spark.stop()
 
     def _spark(self) -> tuple[SparkSession, bool]:
-        if self._given is None:
+        if self._given_spark is None:
             return session(self.name), True
-        if isinstance(self._given, SparkSession):
-            return self._given, False
-        return self._given(), False
+        if isinstance(self._given_spark, SparkSession):
+            return self._given_spark, False
+        return self._given_spark(), False
 
     # ------------------------------------------------------------ the reservation
 
-    def _reserved(self, spark: SparkSession) -> Reservation | None:
+    def _reserve(self, spark: SparkSession) -> Reservation | None:
         """Wait for it; None if there is nothing to do now: stopped, or the store was away."""
-        self._words = words = queue.SimpleQueue[_StateReport]()
-        place = canonical(self._location, default=default_file_system(spark))
+        self._reports = reports = queue.SimpleQueue[_StateReport]()
+        location = canonical(self._location, default=default_file_system(spark))
         self._request = request = Request(
-            Wish.of((self.name, job_name(place)), lease=self._lease),
+            Wish.of((self.name, job_name(location)), lease=self._lease),
             store=self._store,
             clock=self._clock,
-            on_waiting=self._waits,
-            on_lost=lambda reason: words.put(_StateReport(why="lost", error=_lease_lost(reason))),
-            on_asked=lambda by: words.put(_StateReport(why="asked", heir=by)),
+            on_waiting=self._on_waiting,
+            on_lost=lambda reason: reports.put(_StateReport(why="lost", error=_lease_lost(reason))),
+            on_asked=lambda by: reports.put(_StateReport(why="asked", successor=by)),
         )
         if self._stopping.is_set():
             request.cancel()
         try:
             answer = request.ask(wait=None)
         except StoreError as error:
-            if not self._served:
+            if not self._has_served:
                 raise
-            self._tell(StandbyState.FAILED, text=f"the store can not be asked: {error}")
+            self._emit(StandbyState.FAILED, text=f"the store can not be asked: {error}")
             self._stopping.wait(_BACKOFF.pause_s(1, self._rng))
             return None
         if not isinstance(answer, Claimant):
@@ -415,42 +415,44 @@ class Standby:
             return None
         return reservation
 
-    def _waits(self, held: Held) -> None:
+    def _on_waiting(self, held: Held) -> None:
         other = held.key != job_key(self.name)
         known = " (a query of another name works on this location)" if other else ""
-        self._tell(StandbyState.WAITING, text=f"{held}{known}")
+        self._emit(StandbyState.WAITING, text=f"{held}{known}")
 
     # ------------------------------------------------------------ a term
 
-    def _serve(self, spark: SparkSession, reservation: Reservation) -> _TermOutcome:
+    def _run_term(self, spark: SparkSession, reservation: Reservation) -> _TermOutcome:
         """Run the query until something ends it, and let go."""
-        self._served = True
-        self._tell(StandbyState.ACTIVE, epoch=reservation.epoch, text=f"as {reservation.holder}")
+        self._has_served = True
+        self._emit(StandbyState.ACTIVE, epoch=reservation.epoch, text=f"as {reservation.holder}")
         fence = Fence(
             reservation, spark=spark, checkpoint_location=self._location, clock=self._clock
         )
-        progress = BatchProgress(reservation, lambda batch: self._batch(fence, batch))
-        heir: str | None = None
+        progress = BatchProgress(reservation, lambda batch: self._on_batch_done(fence, batch))
+        successor: str | None = None
         try:
             spark.streams.addListener(progress)
-            running = self._started(spark, fence, progress)
-            word = self._words.get()
-            heir = word.heir
-            if not self._end(running, fence, word):
+            running = self._start_query(spark, fence, progress)
+            report = self._reports.get()
+            successor = report.successor
+            if not self._end_query(running, fence, report):
                 return _TermOutcome(done=True)
             progress.catch_up(fence.last_batch)
-            return self._judged(word, fence, reservation, progress)
+            return self._outcome(report, fence, reservation, progress)
         except (StoreError, LeaseLost) as error:  # of making the query: a sink could not be had
-            self._tell(StandbyState.FAILED, epoch=fence.epoch, text=str(error))
+            self._emit(StandbyState.FAILED, epoch=fence.epoch, text=str(error))
             return _TermOutcome(error=error)
         finally:
             with suppress(Exception):
                 spark.streams.removeListener(progress)
-            reservation.release(to=heir)
+            reservation.release(to=successor)
             with suppress(LeaseholdError):  # what a sink could not give back ends with it
                 fence.close()
 
-    def _started(self, spark: SparkSession, fence: Fence, progress: BatchProgress) -> RunningQuery:
+    def _start_query(
+        self, spark: SparkSession, fence: Fence, progress: BatchProgress
+    ) -> RunningQuery:
         """Make and start the query, and have its end reported.
 
         Raises:
@@ -466,24 +468,24 @@ class Standby:
                 if started.runId not in before:
                     started.stop()
             raise
-        words = self._words
+        reports = self._reports
         progress.follow(str(query.runId))
-        running.watch(lambda error: words.put(_StateReport(why="ended", error=error)))
+        running.watch(lambda error: reports.put(_StateReport(why="ended", error=error)))
         return running
 
-    def _end(self, running: RunningQuery, fence: Fence, word: _StateReport) -> bool:
+    def _end_query(self, running: RunningQuery, fence: Fence, report: _StateReport) -> bool:
         """See to it that nothing of the query runs any more, in time.
 
         False if it hangs, this driver is to leave, and the process may not be ended for it.
         """
-        leaves = word.why == "stop" or (word.why == "asked" and word.heir is None)
+        leaves = report.why == "stop" or (report.why == "asked" and report.successor is None)
         until_s = self._clock.boottime_s() + self._drain_s
-        if word.why == "lost":
-            self._tell(StandbyState.LOST, epoch=fence.epoch, text=str(word.error))
-        elif word.why in {"stop", "asked"}:
-            if word.why == "asked":
-                to = f"go to {word.heir}" if word.heir else "leave"
-                self._tell(
+        if report.why == "lost":
+            self._emit(StandbyState.LOST, epoch=fence.epoch, text=str(report.error))
+        elif report.why in {"stop", "asked"}:
+            if report.why == "asked":
+                to = f"go to {report.successor}" if report.successor else "leave"
+                self._emit(
                     StandbyState.ASKED, epoch=fence.epoch, text=f"an operator wants it to {to}"
                 )
             # A batch that is nearly done is not thrown away.
@@ -491,46 +493,48 @@ class Standby:
                 fence.give_up()
         until_s = max(until_s, self._clock.boottime_s() + _MIN_SPARK_STOP_S)
 
-        def more_time() -> bool:
+        def has_time() -> bool:
             if self._clock.boottime_s() >= until_s:
                 fence.give_up()  # else it would be renewed for as long as the query hangs
             return fence.remaining() > timedelta(0)
 
-        if running.stop(more_time=more_time):
+        if running.stop(has_time=has_time):
             return True
         text = "the query has not stopped, and the lease is over"
 
-        def last_words() -> None:
-            self._tell(StandbyState.STUCK, epoch=fence.epoch, text=text)
+        def report_stuck() -> None:
+            self._emit(StandbyState.STUCK, epoch=fence.epoch, text=text)
             log.critical("%s: %s", self.name, text)
 
         if self._exit_when_stuck:
-            leave_stuck(last_words, within_s=_STUCK_REPORT_FRACTION * self._lease.total_seconds())
-        last_words()
-        return running.stop(more_time=lambda: not (leaves or self._stopping.is_set()))
+            leave_stuck(report_stuck, within_s=_STUCK_REPORT_FRACTION * self._lease.total_seconds())
+        report_stuck()
+        return running.stop(has_time=lambda: not (leaves or self._stopping.is_set()))
 
-    def _judged(
-        self, word: _StateReport, fence: Fence, reservation: Reservation, progress: BatchProgress
+    def _outcome(
+        self, report: _StateReport, fence: Fence, reservation: Reservation, progress: BatchProgress
     ) -> _TermOutcome:
         epoch, batch, lost = fence.epoch, progress.last, reservation.why_lost
         if lost == GIVEN_UP:  # by this driver itself, after the word
             lost = None
         progressed = batch is not None
-        if word.why == "stop" or (word.why == "asked" and word.heir is None):
-            self._tell(StandbyState.STOPPED, epoch=epoch, batch=batch)
+        if report.why == "stop" or (report.why == "asked" and report.successor is None):
+            self._emit(StandbyState.STOPPED, epoch=epoch, batch=batch)
             return _TermOutcome(done=True)
-        if word.why == "asked":
-            self._tell(StandbyState.STOPPED, epoch=epoch, batch=batch, text=f"for {word.heir}")
+        if report.why == "asked":
+            self._emit(
+                StandbyState.STOPPED, epoch=epoch, batch=batch, text=f"for {report.successor}"
+            )
             return _TermOutcome(progressed=progressed)
-        if word.why == "lost" or lost is not None:
-            if word.why != "lost":
-                self._tell(StandbyState.LOST, epoch=epoch, batch=batch, text=str(lost))
+        if report.why == "lost" or lost is not None:
+            if report.why != "lost":
+                self._emit(StandbyState.LOST, epoch=epoch, batch=batch, text=str(lost))
             return _TermOutcome(progressed=progressed)
-        if word.error is None:
-            self._tell(StandbyState.ENDED, epoch=epoch, batch=batch)
+        if report.error is None:
+            self._emit(StandbyState.ENDED, epoch=epoch, batch=batch)
             return _TermOutcome(done=True)
-        self._tell(StandbyState.FAILED, epoch=epoch, batch=batch, text=_first_line(word.error))
-        return _TermOutcome(error=word.error, progressed=progressed)
+        self._emit(StandbyState.FAILED, epoch=epoch, batch=batch, text=_first_line(report.error))
+        return _TermOutcome(error=report.error, progressed=progressed)
 
     def _pause_after(self, error: Exception, failures: int) -> None:
         """Wait before the next attempt, or give up.
@@ -556,10 +560,10 @@ class Standby:
 
     # ------------------------------------------------------------ words
 
-    def _batch(self, fence: Fence, batch: int) -> None:
-        self._tell(StandbyState.BATCH, epoch=fence.epoch, batch=batch)
+    def _on_batch_done(self, fence: Fence, batch: int) -> None:
+        self._emit(StandbyState.BATCH, epoch=fence.epoch, batch=batch)
 
-    def _tell(
+    def _emit(
         self, what: StandbyState, *, epoch: int = 0, batch: int | None = None, text: str = ""
     ) -> None:
         event = StandbyChanged(what=what, name=self.name, epoch=epoch, batch=batch, text=text)
@@ -612,8 +616,8 @@ def standby(
         exit_when_stuck=exit_when_stuck,
         on_event=on_event,
     )
-    with stopped_by_signals(driver.stop) as hold:
-        driver.run(ready=hold)  # Spark's own start takes Ctrl-C for itself
+    with stopped_by_signals(driver.stop) as install:
+        driver.run(ready=install)  # Spark's own start takes Ctrl-C for itself
 
 
 def _check_query(built: StreamingQuery) -> StreamingQuery:

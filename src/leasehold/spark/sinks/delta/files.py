@@ -138,7 +138,7 @@ class TaskWriter:
     raise would only make Spark try again.
     """
 
-    place: Storage
+    storage: Storage
     token: str
     partition_by: tuple[str, ...]
     required: tuple[str, ...]
@@ -149,42 +149,42 @@ class TaskWriter:
         task = TaskContext.get()
         number, attempt = (task.partitionId(), task.taskAttemptId()) if task else (0, 0)
         name = f"{PREFIX}{number:05d}-{self.token}-{attempt}"
-        yield _result_row(self.written(name, batches))
+        yield _result_row(self.write(name, batches))
 
-    def written(self, name: str, batches: Iterator[pa.RecordBatch]) -> str:
+    def write(self, name: str, batches: Iterator[pa.RecordBatch]) -> str:
         """Write the rows to files whose names begin with ``name``; the answer.
 
         Raises:
             VolumeUnusable: the directory can not be written here.
             StoreUnavailable: nor can the bucket.
         """
-        files = TaskFiles(self.place, name, self.partition_by)
+        files = TaskFiles(self.storage, name, self.partition_by)
         try:
             for batch in batches:
                 for column in self.required:
                     if batch.column(batch.schema.get_field_index(column)).null_count:
                         files.abandon()
                         return json.dumps({"refused": column})
-                with self._written():
+                with self._storage_errors():
                     files.add(batch)
-            with self._written():
+            with self._storage_errors():
                 return json.dumps({"files": [asdict(each) for each in files.finish()]})
         except BaseException:
             files.abandon()
             raise
 
     @contextmanager
-    def _written(self) -> Iterator[None]:
+    def _storage_errors(self) -> Iterator[None]:
         """Tell trouble with the place from trouble with the rows."""
-        if self.place.local is not None:
-            with volume_errors(self.place.name):
+        if self.storage.local is not None:
+            with volume_errors(self.storage.name):
                 yield
             return
         try:
             yield
         except OSError as error:
             raise StoreUnavailable(
-                f"rows can not be written to {self.place.name} ({error}): look at the network and "
+                f"rows can not be written to {self.storage.name} ({error}): look at the network and "
                 "the storage options; it is tried again"
             ) from error
 
@@ -192,12 +192,12 @@ class TaskWriter:
 class TaskFiles:
     """The files of one attempt of a task: one for each set of values that the table is cut by."""
 
-    def __init__(self, place: Storage, name: str, partition_by: Sequence[str]) -> None:
+    def __init__(self, storage: Storage, name: str, partition_by: Sequence[str]) -> None:
         """Nothing is written yet."""
-        self._place = place
-        self._disk = place.open_fs()
+        self._storage = storage
+        self._fs = storage.open_fs()
         self._name = name
-        self._by = tuple(partition_by)
+        self._partition_by = tuple(partition_by)
         self._waiting: list[pa.RecordBatch] = []
         self._waiting_bytes = 0
         self._open: dict[tuple[str | None, ...], _DeltaFile] = {}
@@ -217,7 +217,7 @@ class TaskFiles:
         """All files, complete and on the disk."""
         self._flush()
         self._close_all()
-        self._place.finish([each.path for each in self._done])
+        self._storage.finish([each.path for each in self._done])
         return self._done
 
     def abandon(self) -> None:
@@ -225,14 +225,14 @@ class TaskFiles:
         for each in self._open.values():
             with suppress(OSError, pa.ArrowException):
                 each.close()
-        self._place.remove(self._started)
+        self._storage.remove(self._started)
 
     def _flush(self) -> None:
         if not self._waiting:
             return
         table = pa.Table.from_batches(self._waiting)
         self._waiting, self._waiting_bytes = [], 0
-        for values, rows in _split_by_values(table, self._by):
+        for values, rows in _split_by_values(table, self._partition_by):
             if values not in self._open and len(self._open) >= _MAX_OPEN:
                 self._close_all()
             file = self._open.get(values) or self._start(values, rows.schema)
@@ -241,13 +241,13 @@ class TaskFiles:
                 self._done.append(self._open.pop(values).close())
 
     def _start(self, values: tuple[str | None, ...], schema: pa.Schema) -> _DeltaFile:
-        cut = tuple(zip(self._by, values, strict=True))
+        cut = tuple(zip(self._partition_by, values, strict=True))
         directory = "".join(f"{name}={_directory_value(value)}/" for name, value in cut)
         path = f"{directory}{self._name}-{len(self._started)}.{_COMPRESSION}.parquet"
         self._started.append(path)
-        if self._place.local is not None:
-            (self._place.local / directory).mkdir(parents=True, exist_ok=True)
-        file = _DeltaFile(path, cut, self._disk.open_output_stream(path), schema)
+        if self._storage.local is not None:
+            (self._storage.local / directory).mkdir(parents=True, exist_ok=True)
+        file = _DeltaFile(path, cut, self._fs.open_output_stream(path), schema)
         self._open[values] = file
         return file
 
@@ -291,9 +291,9 @@ class _DeltaFile:
 
 def parse_results(lines: Iterable[str]) -> tuple[tuple[DataFile, ...], list[str]]:
     """The files of all tasks, and the columns in which a null was refused."""
-    told = [json.loads(line) for line in lines]
-    files = [file for each in told for file in each.get("files", ())]
-    refused = {each["refused"] for each in told if "refused" in each}
+    results = [json.loads(line) for line in lines]
+    files = [file for each in results for file in each.get("files", ())]
+    refused = {each["refused"] for each in results if "refused" in each}
     return tuple(
         DataFile(**file | {"cut": tuple((name, value) for name, value in file["cut"])})
         for file in files

@@ -346,12 +346,12 @@ def is_committed(sink: str, batch: Batch, now: Mapping[str, SinkPosition]) -> bo
     Raises:
         SinkChanged: it is neither in the table nor the next in line.
     """
-    shares = [(each, now[each.range.partition]) for each in batch.shares]
-    if shares and all(
-        at.position == each.range.end and at.epoch == each.epoch for each, at in shares
+    parts = [(each, now[each.range.partition]) for each in batch.shares]
+    if parts and all(
+        at.position == each.range.end and at.epoch == each.epoch for each, at in parts
     ):
         return True
-    for each, at in shares:
+    for each, at in parts:
         if at.position is not None and at.position != each.range.start:
             raise SinkChanged(
                 f"the batch {batch.label} starts at {each.range.start} in partition "
@@ -375,7 +375,7 @@ class Fences:
 
     def __init__(self, place: Storage, token: Callable[[], str]) -> None:
         """Nothing is read yet."""
-        self._place = place
+        self._storage = place
         self._token = token
         self._known: dict[tuple[str, str], SinkPosition] = {}
         self._count: dict[tuple[str, str], int] = {}
@@ -392,7 +392,7 @@ class Fences:
         """
         best: dict[tuple[str, str], tuple[int, int]] = {}
         known: dict[tuple[str, str], SinkPosition] = {}
-        for name in self._place.names(FENCES):
+        for name in self._storage.names(FENCES):
             if not name.endswith(_SUFFIX):
                 continue  # not finished: its writer was killed, or writes on
             key, order, position = self._one(name)
@@ -418,7 +418,7 @@ class Fences:
                     "count": count,
                 }
             )
-            self._place.write_new(
+            self._storage.write_new(
                 f"{FENCES}/{name}-{place.epoch:020d}-{count:06d}{_SUFFIX}",
                 text.encode(),
                 temporary=f"{FENCES}/{self._token()}.tmp",
@@ -426,15 +426,15 @@ class Fences:
 
     def _one(self, name: str) -> tuple[tuple[str, str], tuple[int, int], int | None]:
         try:
-            told = json.loads(self._place.read(f"{FENCES}/{name}") or b"")
-            position = told["position"]
+            fields = json.loads(self._storage.read(f"{FENCES}/{name}") or b"")
+            position = fields["position"]
             return (
-                (str(told["group"]), str(told["partition"])),
-                (int(told["epoch"]), int(told["count"])),
+                (str(fields["group"]), str(fields["partition"])),
+                (int(fields["epoch"]), int(fields["count"])),
                 None if position is None else int(position),
             )
         except (ValueError, KeyError, TypeError) as error:
             raise StoreUnusable(
-                f"{self._place.name}/{FENCES}/{name} is damaged ({error!r}): it says who may "
+                f"{self._storage.name}/{FENCES}/{name} is damaged ({error!r}): it says who may "
                 "write to the table. Restore it, or stop all drivers and delete it"
             ) from error

@@ -74,7 +74,7 @@ class DeltaLog:
 
     def __init__(self, place: Storage) -> None:
         """Nothing is read yet."""
-        self._place = place
+        self._storage = place
         self._name = f"delta:{place.name}"
         self._table: DeltaTable | None = None
         self._id = ""
@@ -84,7 +84,7 @@ class DeltaLog:
         self._transactions: dict[str, int | None] = {}
         self._scanned_from = 0
         self._replaced: tuple[int, str] | None = None
-        self._judged: dict[str, int] = {}
+        self._judged_versions: dict[str, int] = {}
         self.schema = StructType()
         self.partition_by: tuple[str, ...] = ()
 
@@ -106,7 +106,7 @@ class DeltaLog:
         try:
             if self._table is not None and self._same_file():
                 self._table.update_incremental()
-                self._follow(self._table)
+                self._read_new_versions(self._table)
             else:
                 self._open()
         except LeaseholdError:
@@ -144,13 +144,13 @@ class DeltaLog:
         Raises:
             SinkChanged: it was restored or overwritten as a whole.
         """
-        while self._scanned_from > max(self._judged.get(group, -1) + 1, 0):
-            found = read_version(self._place, self._scanned_from - 1)
+        while self._scanned_from > max(self._judged_versions.get(group, -1) + 1, 0):
+            found = read_version(self._storage, self._scanned_from - 1)
             if found is None:
                 break  # older than the log reaches
             self._scanned_from -= 1
-            self._note(found)
-        if self._replaced is not None and self._replaced[0] > self._judged.get(group, -1):
+            self._record_version(found)
+        if self._replaced is not None and self._replaced[0] > self._judged_versions.get(group, -1):
             version, how = self._replaced
             raise SinkChanged(
                 f"version {version} of {self._name} has put other rows in place of all rows "
@@ -168,11 +168,11 @@ class DeltaLog:
         columns = Schema.from_json(json.dumps(all_nullable(schema).jsonValue()))
         try:
             DeltaTable.create(
-                self._place.uri,
+                self._storage.uri,
                 columns,
                 mode="error",
                 partition_by=list(partition_by),
-                storage_options=self._place.settings,
+                storage_options=self._storage.settings,
             )
         except (DeltaError, OSError) as error:
             if not self.refresh():
@@ -181,7 +181,7 @@ class DeltaLog:
                     "the place; it is tried again"
                 ) from error
         self._sync(0)
-        self._place.finish_root()
+        self._storage.finish_root()
 
     def write(
         self,
@@ -197,7 +197,7 @@ class DeltaLog:
             Conflict: somebody else was first, or another version is known by now.
             StoreUnavailable: unknown whether it was done.
         """
-        table = self._known()
+        table = self._open_table()
         if table.version() != on:
             # Delta looks for conflicts only after the version it starts from: what came between
             # would be passed over.
@@ -230,7 +230,7 @@ class DeltaLog:
 
     def paths(self) -> set[str]:
         """All data files that any version names which the log still has."""
-        return {path for found in read_versions(self._place) for path in found.paths}
+        return {path for found in read_versions(self._storage) for path in found.paths}
 
     def _may_name(self, paths: Sequence[str], *, after: int) -> bool:
         """Whether a version after that one names any of these files; True if it can not be told.
@@ -239,22 +239,22 @@ class DeltaLog:
         """
         wanted = set(paths)
         try:
-            found = read_version(self._place, after + 1)
+            found = read_version(self._storage, after + 1)
             if found is None:
                 return True
             while found is not None and wanted.isdisjoint(map(unquote, found.paths)):
-                found = read_version(self._place, found.version + 1)
+                found = read_version(self._storage, found.version + 1)
         except (OSError, ValueError):
             return True
         return found is not None
 
     def unreferenced(self, hours: int) -> list[str]:
         """The files that the table does not need and that are older, as deltalake sees it."""
-        return self._known().vacuum(
+        return self._open_table().vacuum(
             retention_hours=hours, dry_run=True, enforce_retention_duration=False, full=True
         )
 
-    def _known(self) -> DeltaTable:
+    def _open_table(self) -> DeltaTable:
         if self._table is None:
             raise RuntimeError("refresh() has not found a table")
         return self._table
@@ -264,11 +264,11 @@ class DeltaLog:
 
         To follow from a version of a table that was made anew would mix two tables.
         """
-        now = self._place.stamp(version_file(self._version))
+        now = self._storage.stamp(version_file(self._version))
         return now is not None and now == self._stamp
 
     def _open(self) -> None:
-        table = DeltaTable(self._place.uri, storage_options=self._place.settings)
+        table = DeltaTable(self._storage.uri, storage_options=self._storage.settings)
         found = str(table.metadata().id)
         if self._id and (found != self._id or table.version() < self._version):
             raise SinkChanged(
@@ -279,21 +279,21 @@ class DeltaLog:
             )
         self._transactions = {}
         self._scanned_from = table.version() + 1
-        self._keep(table)
+        self._adopt(table)
 
-    def _follow(self, table: DeltaTable) -> None:
+    def _read_new_versions(self, table: DeltaTable) -> None:
         for version in range(self._version + 1, table.version() + 1):
-            found = read_version(self._place, version)
+            found = read_version(self._storage, version)
             if found is None:
                 self._transactions = {}  # cleaned up already: ask the table again
                 self._scanned_from = version + 1
                 continue
             self._transactions.update(found.transactions)
-            self._note(found)
+            self._record_version(found)
         if table.version() != self._version:
-            self._keep(table)
+            self._adopt(table)
 
-    def _keep(self, table: DeltaTable) -> None:
+    def _adopt(self, table: DeltaTable) -> None:
         metadata = table.metadata()
         schema = columns_of(table)
         try:
@@ -306,15 +306,17 @@ class DeltaLog:
         self._id = str(metadata.id)
         self._table = table
         self._version = table.version()
-        self._stamp = self._place.stamp(version_file(self._version))
+        self._stamp = self._storage.stamp(version_file(self._version))
         self.schema = schema
         self.partition_by = tuple(metadata.partition_columns)
 
-    def _note(self, found: TableVersion) -> None:
+    def _record_version(self, found: TableVersion) -> None:
         """Keep what a version says of rows that were replaced, and of what was judged."""
-        if found.ours:
-            group = str(found.ours["group"])
-            self._judged[group] = max(self._judged.get(group, -1), int(found.ours["on"]))
+        if found.own:
+            group = str(found.own["group"])
+            self._judged_versions[group] = max(
+                self._judged_versions.get(group, -1), int(found.own["on"])
+            )
         if found.replaces and (self._replaced is None or found.version > self._replaced[0]):
             self._replaced = (found.version, found.replaces)
 
@@ -329,11 +331,11 @@ class DeltaLog:
         self._unsynced = version
         names: list[str] = []
         try:
-            while self._place.local is not None and (
-                self._place.stamp(version_file(version + len(names))) is not None
+            while self._storage.local is not None and (
+                self._storage.stamp(version_file(version + len(names))) is not None
             ):
                 names.append(version_file(version + len(names)))
-            self._place.finish(names)
+            self._storage.finish(names)
         except OSError as error:
             raise StoreUnavailable(
                 f"the log of {self._name} can not be brought to the disk ({error}): what was "
@@ -353,29 +355,29 @@ class TableVersion:
     """One version of a table.
 
     Attributes:
-        ours: what we wrote into it; empty if it is not ours.
+        own: what we wrote into it; empty if it is not ours.
         transactions: the application transactions it sets.
         paths: the data files that it adds or removes.
     """
 
     version: int
     info: Mapping[str, Any] = field(default_factory=dict)
-    ours: Mapping[str, Any] = field(default_factory=dict)
+    own: Mapping[str, Any] = field(default_factory=dict)
     transactions: Mapping[str, int] = field(default_factory=dict)
     paths: tuple[str, ...] = ()
 
     @property
     def replaces(self) -> str:
         """How this version puts other rows in place of all rows, in words; empty if it does not."""
-        if self.ours:
+        if self.own:
             return ""
         operation = str(self.info.get("operation", ""))
-        told = self.info.get("operationParameters") or {}
+        parameters = self.info.get("operationParameters") or {}
         if operation.startswith(_REPLACING_OPERATIONS):
             return operation
-        whole = str(told.get("predicate") or "") in {"", "[]"}
-        dynamic = "dynamic" in json.dumps(told).lower()
-        if str(told.get("mode", "")) == "Overwrite" and whole and not dynamic:
+        whole = str(parameters.get("predicate") or "") in {"", "[]"}
+        dynamic = "dynamic" in json.dumps(parameters).lower()
+        if str(parameters.get("mode", "")) == "Overwrite" and whole and not dynamic:
             return f"{operation}, mode Overwrite"
         return ""
 
@@ -405,7 +407,7 @@ def parse_version(version: int, text: str) -> TableVersion:
     return TableVersion(
         version=version,
         info=info,
-        ours=_own_info(info),
+        own=_own_info(info),
         transactions=transactions,
         paths=tuple(paths),
     )
@@ -442,28 +444,32 @@ def commit_info(kind: str, group: str, *, on: int, **more: Any) -> dict[str, str
 
 def commits_of_version(found: TableVersion, group: str) -> Iterator[Commit]:
     """The shares that a version has committed for a group."""
-    told = found.ours
-    if told.get("kind") != "commit" or told.get("group") != group:
+    parameters = found.own
+    if parameters.get("kind") != "commit" or parameters.get("group") != group:
         return
     committed_at = datetime.fromtimestamp(int(found.info.get("timestamp", 0)) / _MS, UTC)
-    for partition, start, end, epoch in told["shares"]:
+    for partition, start, end, epoch in parameters["shares"]:
         yield Commit(
             commit=str(found.version),
             range=Range(partition=partition, start=start, end=end),
             epoch=epoch,
-            holder=told["holder"],
-            began_at=datetime.fromisoformat(told["began_at"]),
+            holder=parameters["holder"],
+            began_at=datetime.fromisoformat(parameters["began_at"]),
             committed_at=committed_at,
-            rows=told["rows"],
+            rows=parameters["rows"],
         )
 
 
 def _own_info(info: Mapping[str, Any]) -> dict[str, Any]:
     try:
-        told = json.loads(info[INFO_KEY])
+        parameters = json.loads(info[INFO_KEY])
     except (KeyError, TypeError, ValueError):
         return {}
-    return told if isinstance(told, dict) and "kind" in told and "on" in told else {}
+    return (
+        parameters
+        if isinstance(parameters, dict) and "kind" in parameters and "on" in parameters
+        else {}
+    )
 
 
 _DELETION_VECTORS = "deletionVectors"

@@ -140,11 +140,11 @@ def ensure_sink(directory: Path, database: BlockingDatabase, store: str) -> str:
     place = str(directory.resolve())
 
     def step(tx: Tx) -> tuple[str, bool]:
-        tx.run("home_put", sink=fresh, place=place, wall=tx.wall)
-        (sink,) = tx.one("home_at", place=place) or (fresh,)
+        tx.run("home_put", sink=new_sink, place=place, wall=tx.wall)
+        (sink,) = tx.one("home_at", place=place) or (new_sink,)
         return sink, tx.one("home_used", sink=sink) is not None
 
-    fresh = new_token()
+    new_sink = new_token()
     sink, used = database.write(step)
     if used and read_pointer(directory) is None:
         raise SinkChanged(
@@ -213,7 +213,7 @@ def write_files(
                 for label, rows in split(each, partition_by):
                     task.add(label, rows)
         with volume_errors(directory):
-            done = task.finished()
+            done = task.finish()
         undo.pop_all()
     return done
 
@@ -272,11 +272,11 @@ class _TaskFiles:
         if found is None:
             if len(self._open) >= _MAX_OPEN:
                 self._open.pop(next(iter(self._open))).close()
-            found = self._created(label, rows.schema)
+            found = self._create(label, rows.schema)
         self._open[label] = found  # at the end: the one that was used last
         found.add(rows)
 
-    def finished(self) -> list[WrittenFile]:
+    def finish(self) -> list[WrittenFile]:
         """Close and sync all, files first and then their names."""
         for each in self._all:
             each.close()
@@ -297,7 +297,7 @@ class _TaskFiles:
             with suppress(OSError):
                 each.path.unlink()
 
-    def _created(self, label: str, schema: pa.Schema) -> _ParquetFile:
+    def _create(self, label: str, schema: pa.Schema) -> _ParquetFile:
         home = self._root / label if label else self._root
         if not home.is_dir():
             # All that are between: others may be making the same at this moment.

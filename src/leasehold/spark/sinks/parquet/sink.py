@@ -246,7 +246,7 @@ class ParquetSink:
         task = _task(str(self._directory), name, self._partition_by)
         rows = frame.mapInArrow(task, _RESULT).collect()
         files = tuple(WrittenFile(path=path, rows=n, bytes=size) for path, n, size in rows)
-        self._check_seen(files, batch)
+        self._check_visible(files, batch)
         return Staged(_StagedParquet(batch=name, columns=held or columns, files=files))
 
     def commit(self, staged: Staged, batch: Batch) -> Written:
@@ -259,10 +259,10 @@ class ParquetSink:
         inside: _StagedParquet = staged.inside
 
         def step(tx: Tx) -> tuple[Written, bool]:
-            done = self._ledger.done(tx, inside.batch, batch)
-            if done is not None:
-                return done, False
-            self._check_kept(tx, inside, batch)
+            committed = self._ledger.find_commit(tx, inside.batch, batch)
+            if committed is not None:
+                return committed, False
+            self._check_not_swept(tx, inside, batch)
             self._keep_columns(tx, inside.columns)
             tx.many(
                 "file_put",
@@ -294,7 +294,7 @@ class ParquetSink:
         """See ``Sink``. Files that turn out to be committed stay."""
         inside: _StagedParquet = staged.inside
         with suppress(LeaseholdError, OSError):
-            if self._opened().write(lambda tx: self._given_up(tx, [inside.batch])):
+            if self._opened().write(lambda tx: self._forbid(tx, [inside.batch])):
                 for each in inside.files:
                     (self._directory / each.path).unlink(missing_ok=True)
 
@@ -321,7 +321,7 @@ class ParquetSink:
 
         def step(tx: Tx) -> set[str]:
             # Of a batch that was committed there may be files too that a failed task has left.
-            self._given_up(tx, sorted({batch for _, batch in old}))
+            self._forbid(tx, sorted({batch for _, batch in old}))
             return {path for (path,) in tx.all("files", sink=self._ledger.sink)}
 
         kept = self._opened().write(step)
@@ -347,13 +347,13 @@ class ParquetSink:
             raise UsageError(f"{self.name} is not open: call open() first")
         return self._database
 
-    def _given_up(self, tx: Tx, batches: Sequence[str]) -> list[str]:
+    def _forbid(self, tx: Tx, batches: Sequence[str]) -> list[str]:
         """Forbid to commit these batches; return those that were not committed before."""
-        open_ones = [each for each in batches if tx.one("commit_get", id=each) is None]
-        tx.many("swept_put", [{"id": each, "wall": tx.wall} for each in open_ones])
-        return open_ones
+        uncommitted = [each for each in batches if tx.one("commit_get", id=each) is None]
+        tx.many("swept_put", [{"id": each, "wall": tx.wall} for each in uncommitted])
+        return uncommitted
 
-    def _check_kept(self, tx: Tx, inside: _StagedParquet, batch: Batch) -> None:
+    def _check_not_swept(self, tx: Tx, inside: _StagedParquet, batch: Batch) -> None:
         if (row := tx.one("swept_get", id=inside.batch)) is not None:
             raise BatchFailed(
                 f"the files of {batch.label} were swept away at {row[0]}, before their commit: "
@@ -371,7 +371,7 @@ class ParquetSink:
         if held is not None:
             check_same(held, columns, sink=self.name)
 
-    def _check_seen(self, files: Sequence[WrittenFile], batch: Batch) -> None:
+    def _check_visible(self, files: Sequence[WrittenFile], batch: Batch) -> None:
         """Refuse a directory that is another one for the executors than for the driver."""
         for each in files:
             if not (self._directory / each.path).is_file():

@@ -414,11 +414,11 @@ class PostgresSink:
         self._opened().write(step)
         try:
             rows = frame.mapInArrow(_task(self._url, name), _RESULT).collect()
-            copied = [
+            results = [
                 CopyResult(attempt=attempt, rows=count, refused=refused, away=away)
                 for attempt, count, refused, away in rows
             ]
-            self._check(copied, batch)
+            self._check(results, batch)
         except BaseException:
             self._drop(name)
             raise
@@ -426,8 +426,8 @@ class PostgresSink:
             _StagedRows(
                 batch=name,
                 columns=tuple(schema.names),
-                attempts=tuple(each.attempt for each in copied if each.rows),
-                rows=sum(each.rows for each in copied),
+                attempts=tuple(each.attempt for each in results if each.rows),
+                rows=sum(each.rows for each in results),
             )
         )
 
@@ -441,8 +441,8 @@ class PostgresSink:
         inside: _StagedRows = staged.inside
 
         def step(tx: SinkTransaction) -> Written:
-            done = self._ledger.done(tx, inside.batch, batch)
-            if done is None:
+            committed = self._ledger.find_commit(tx, inside.batch, batch)
+            if committed is None:
                 rows = insert_staged(
                     tx,
                     self._table,
@@ -451,10 +451,10 @@ class PostgresSink:
                     attempts=inside.attempts,
                     expected=inside.rows,
                 )
-                done = Written(rows=rows)
-                self._ledger.record(tx, inside.batch, batch, done)
+                committed = Written(rows=rows)
+                self._ledger.record(tx, inside.batch, batch, committed)
             drop_stage(tx, inside.batch)
-            return done
+            return committed
 
         return self._opened().write(step)
 
@@ -484,7 +484,7 @@ class PostgresSink:
             target = SinkDatabase(self._address, patience_s=self._patience_s)
             undo.callback(target.close)
             target.write(ready)
-            schema, name = target.write(self._found)
+            schema, name = target.write(self._table_name)
             undo.pop_all()
         self._table = Table(schema=schema, name=name, sink=self.name, key=self._key)
         self._ledger = CommitLedger(sink=self._table.id, name=self.name)
@@ -496,7 +496,7 @@ class PostgresSink:
                 f"no pipeline has ever written to {self.name}: look at the URL and the database"
             )
 
-    def _found(self, tx: SinkTransaction) -> tuple[str, str]:
+    def _table_name(self, tx: SinkTransaction) -> tuple[str, str]:
         """The schema and the name of the table, or what they will be."""
         try:
             parts, current = tx.one("table_parts", written=self._written) or ([], None)
@@ -511,11 +511,11 @@ class PostgresSink:
         schema = parts[-2] if len(parts) > 1 else current or "public"
         return str(schema), str(parts[-1])
 
-    def _check(self, copied: Sequence[CopyResult], batch: Batch) -> None:
-        for each in copied:
+    def _check(self, results: Sequence[CopyResult], batch: Batch) -> None:
+        for each in results:
             if each.refused:
                 raise SinkUnfit(f"{batch.label} does not fit {self.name}: {each.refused}")
-        for each in copied:
+        for each in results:
             if each.away:
                 raise StoreUnavailable(f"a task could not write to {self.name}: {each.away}")
 
@@ -536,10 +536,10 @@ def _task(url: str, batch: str) -> Task:
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         freeze_garbage_collection()
-        copied = copy_rows(batches, url=url, batch=batch, attempt=new_suffix())
+        results = copy_rows(batches, url=url, batch=batch, attempt=new_suffix())
         arrays = [
             pa.array([value], field.type)
-            for value, field in zip(astuple(copied), _RESULT_ARROW, strict=True)
+            for value, field in zip(astuple(results), _RESULT_ARROW, strict=True)
         ]
         yield pa.RecordBatch.from_arrays(arrays, schema=_RESULT_ARROW)
 

@@ -128,7 +128,7 @@ class SinkDatabase:
     def _borrowed(self) -> Iterator[Connection]:
         if self._closed.is_set():
             raise UsageError(f"{self.address.url} is closed: open the sink again")
-        connection = self._taken() or self._connected()
+        connection = self._pop_idle() or self._connect()
         try:
             yield connection
         except BaseException as error:
@@ -145,7 +145,7 @@ class SinkDatabase:
         if self._closed.is_set():
             self._drop_idle()
 
-    def _connected(self) -> Connection:
+    def _connect(self) -> Connection:
         connection = connected(self.address)
         try:
             limits = {
@@ -158,14 +158,14 @@ class SinkDatabase:
             raise
         return connection
 
-    def _taken(self) -> Connection | None:
+    def _pop_idle(self) -> Connection | None:
         try:
             return self._idle.pop()  # other threads may take one at the same moment
         except IndexError:
             return None
 
     def _drop_idle(self) -> None:
-        while (connection := self._taken()) is not None:
+        while (connection := self._pop_idle()) is not None:
             connection.close()
 
 
@@ -180,17 +180,17 @@ def to_leasehold_error(error: psycopg.Error, address: DatabaseAddress) -> Leaseh
     unfit = isinstance(error, psycopg.DataError | psycopg.IntegrityError) or code in _UNFIT
     if not unfit and code != "42501":
         return explained(error, address)
-    words = error.diag.message_primary or str(error)
+    message = error.diag.message_primary or str(error)
     if code == "42501":
         return StoreUnusable(
-            f"PostgreSQL at {address.where} refused: {words}; the sink's user needs the right to "
+            f"PostgreSQL at {address.where} refused: {message}; the sink's user needs the right to "
             f"insert into the table (and to update it, with key=), to use the schema {SCHEMA} and "
             "create tables in it, and on first use to create that schema"
         )
     where = (error.diag.context or "").partition("\n")[0]
     advice = "rows with the same key came twice in one batch: group by the key first; "
     return SinkUnfit(
-        f"PostgreSQL at {address.where} refused the rows: {words}"
+        f"PostgreSQL at {address.where} refused the rows: {message}"
         f"{f' ({where})' if where else ''}; {advice if code == '21000' else ''}"
         "nothing was committed"
     )
