@@ -1,6 +1,7 @@
 """Ranges of events, read as Arrow inside a Spark task or anywhere else.
 
-A ``Range`` is what a batch reads; ``split_into_tasks`` distributes ranges over tasks. ``read_events`` guarantees:
+A ``Range`` is what a batch reads; ``split_into_tasks`` distributes ranges over tasks.
+``read_events`` guarantees:
 
 * It returns all events of the ranges, each once, those of a range in order, with the requested
   columns and exactly the Arrow schema that Spark expects. Every frame is verified by its checksum;
@@ -10,7 +11,8 @@ A ``Range`` is what a batch reads; ``split_into_tasks`` distributes ranges over 
 * A process opens a stream once, for all its tasks. Streams inherited by a fork are not used.
 * Errors name the partition and the range.
 
-An error raised in a Spark task arrives in the driver only as text; ``leasehold_error_in`` recovers it.
+An error that was raised in a Spark task arrives in the driver only as text;
+``leasehold_error_in`` recovers it.
 """
 
 from __future__ import annotations
@@ -46,18 +48,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Range:
-    """The events of ``partition`` from ``start`` up to, and without, ``end``.
-
-    Raises:
-        UsageError: it ends before it starts, or starts below 0.
-    """
+    """The events of ``partition`` from ``start`` up to, and without, ``end``."""
 
     partition: str
     start: int
     end: int
 
     def __post_init__(self) -> None:
-        """Refuse what is no range."""
+        """Refuse invalid bounds."""
         if not 0 <= self.start <= self.end:
             raise UsageError(
                 f"there are no events {self.start} to {self.end} in a partition: a range needs "
@@ -71,7 +69,7 @@ class Range:
         return f"{self.partition}[{self.start}, {self.end})"
 
     def split_at(self, at: int) -> tuple[Range, Range]:
-        """The part before the event ``at``, and the rest."""
+        """Return the part before the event ``at``, and the rest."""
         return (
             Range(partition=self.partition, start=self.start, end=at),
             Range(partition=self.partition, start=at, end=self.end),
@@ -79,16 +77,12 @@ class Range:
 
 
 def ranges_to_json(ranges: Iterable[Range]) -> str:
-    """The ranges as one line of JSON, for an option of Spark."""
+    """Return the ranges as one line of JSON, for an option of Spark."""
     return json.dumps([[each.partition, each.start, each.end] for each in ranges])
 
 
 def ranges_from_json(text: str) -> tuple[Range, ...]:
-    """The ranges that ``ranges_to_json`` wrote.
-
-    Raises:
-        UsageError: it is something else.
-    """
+    """Return the ranges that ``ranges_to_json`` wrote."""
     try:
         rows = json.loads(text)
         return tuple(Range(partition=str(p), start=int(s), end=int(e)) for p, s, e in rows)
@@ -100,10 +94,10 @@ def ranges_from_json(text: str) -> tuple[Range, ...]:
 
 
 def split_into_tasks(ranges: Sequence[Range], count: int) -> list[tuple[Range, ...]]:
-    """Share the ranges out to ``count`` tasks at most, each with about the same number of events.
+    """Distribute the ranges over at most ``count`` tasks of about the same number of events.
 
     Every event is in exactly one of them, and those of a partition are in order. A partition is
-    cut where its task is full: few tasks, all busy to the end, are the cheapest for Spark.
+    split where its task is full: few tasks, all busy to the end, are the cheapest for Spark.
     """
     left = [each for each in ranges if len(each)]
     total = sum(map(len, left))
@@ -135,13 +129,13 @@ _ERROR_LINE = re.compile(r"^leasehold\.errors\.(\w+)(?:: (.*))?$", re.MULTILINE)
 
 
 def leasehold_error_in(error: Exception) -> tuple[str, str] | None:
-    """The name of an error of ours that Spark tells of, and its words; None if it is another."""
+    """Return name and message of the Leasehold error in a Spark error; None if there is none."""
     found = _ERROR_LINE.findall(reason_of(error)) if isinstance(error, _SPARK_ERRORS) else []
     return (found[-1][0], found[-1][1]) if found else None
 
 
 def usage_error_in(error: Exception) -> UsageError | None:
-    """The ``UsageError`` that it is or tells of: what was given can not work, however often."""
+    """Return the ``UsageError`` that it is or contains: retrying cannot help."""
     if isinstance(error, UsageError):
         return error
     name, message = leasehold_error_in(error) or ("", "")
@@ -168,7 +162,7 @@ class _OpenStreams:
         self._sources: dict[tuple[str, str], RangeSource] = {}
 
     def get(self, source: str, store: str) -> RangeSource:
-        """Open it, or give the one that is open."""
+        """Return the open stream; open it if necessary."""
         self._forget_inherited()
         with self._lock:
             found = self._sources.get((source, store))
@@ -178,7 +172,7 @@ class _OpenStreams:
             return found
 
     def close(self, source: str, store: str) -> None:
-        """Close it: after trouble the next one begins anew."""
+        """Close it, so that the next call opens it again after a failure."""
         self._forget_inherited()
         with self._lock:
             found = self._sources.pop((source, store), None)
@@ -186,7 +180,7 @@ class _OpenStreams:
             found.close()
 
     def _forget_inherited(self) -> None:
-        """Forget what a fork took along: it has the memory of it, and not its threads."""
+        """Forget what a fork inherited: it has the memory, but not the threads."""
         if self._process != os.getpid():
             self._lock, self._process, self._sources = threading.Lock(), os.getpid(), {}
 
@@ -195,16 +189,12 @@ _STREAMS = _OpenStreams()
 
 
 def open_stream(source: str, store: str) -> RangeSource:
-    """The stream, open in this process and shared by all that ask; nobody else closes it.
-
-    Raises:
-        UsageError, UnknownStream, StoreUnavailable, StoreUnusable: as ``open_ranges``.
-    """
+    """Return the stream, open in this process and shared by all callers; do not close it."""
     return _STREAMS.get(source, store)
 
 
 def close_stream(source: str, store: str) -> None:
-    """Close the shared one, if there is one: whoever asks next opens it anew."""
+    """Close the shared stream, if it is open; the next call of ``open_stream`` opens it again."""
     _STREAMS.close(source, store)
 
 
@@ -218,14 +208,7 @@ def read_events(
     min_bytes: int = MIN_BYTES,
     max_rows: int = MAX_ROWS,
 ) -> Iterator[pa.RecordBatch]:
-    """The events of the ranges. ``columns``: names, or the Arrow schema with these names.
-
-    Raises:
-        UsageError: an event has no such column.
-        Trimmed, BeyondEnd: a range is not there, or no more.
-        DataDamaged, VolumeUnusable: it can not be read.
-        UnknownStream, StoreUnavailable, StoreUnusable: the stream can not be opened.
-    """
+    """Return the events of the ranges. ``columns``: names, or the Arrow schema with these names."""
     freeze_garbage_collection()
     schema = columns if isinstance(columns, pa.Schema) else arrow_schema(select_columns(columns))
     select_columns(schema.names)
@@ -234,10 +217,10 @@ def read_events(
 
 
 def freeze_garbage_collection() -> None:
-    """In a worker of Spark, once: leave what is loaded by now out of each collection of garbage.
+    """Exclude what is loaded by now from garbage collection; in a Spark worker, once.
 
-    Spark's workers collect after every task and every plan, and most of what they look at is
-    modules. A process that is not Spark's is left alone.
+    Spark's workers collect after every task and every plan, and most objects are those of modules.
+    Other processes are left alone.
     """
     global _frozen_pid  # noqa: PLW0603 - of the process, as what it is about
     # A flag, not gc.get_freeze_count(): that one counts, and there is much to count.
@@ -253,7 +236,7 @@ def freeze_garbage_collection() -> None:
 def _read_pieces(
     source: str, store: str, ranges: Iterable[Range], schema: pa.Schema, *, max_rows: int
 ) -> Iterator[pa.RecordBatch]:
-    """The events as they lie in the log, cut to the columns, none with too many rows."""
+    """Yield the events as stored, with the requested columns, none with too many rows."""
     indexes = tuple(_COLUMN_INDEXES.get(name) for name in schema.names)
     bodies = "body" in schema.names
     for each in ranges:
@@ -272,7 +255,7 @@ def _read_pieces(
 
 
 def _max_rows(batch: pa.RecordBatch, max_rows: int) -> int:
-    """How many of its rows go at once, so that about ``MAX_BYTES`` do."""
+    """Return how many of its rows are sent together, so that they have about ``MAX_BYTES``."""
     size = _size_bytes(batch)
     if size <= MAX_BYTES:
         return max_rows
@@ -280,10 +263,10 @@ def _max_rows(batch: pa.RecordBatch, max_rows: int) -> int:
 
 
 def _size_bytes(batch: pa.RecordBatch) -> int:
-    """Its bytes. Of a cut frame that is neither small nor large, perhaps those of the whole frame.
+    """Return its size; of a slice that is neither small nor large, perhaps that of the whole frame.
 
-    ``nbytes`` looks at the values, and takes as long as all else that is done for a batch: it is
-    asked only where a cut frame could be taken for what it is not.
+    ``nbytes`` reads the offsets, and takes as long as everything else that is done for a batch: it
+    is used only where a slice could be taken for a large frame.
     """
     size = int(batch.get_total_buffer_size())
     exact = batch.num_rows < MIN_ROWS or size > MAX_BYTES
@@ -291,7 +274,7 @@ def _size_bytes(batch: pa.RecordBatch) -> int:
 
 
 def _select(batch: EventBatch, indexes: Sequence[int | None], schema: pa.Schema) -> pa.RecordBatch:
-    """The columns at these places of what is stored; None is the partition, which is not."""
+    """Return the columns with these indexes; None is the partition, which is not stored."""
     stored = batch.arrow
     return pa.RecordBatch.from_arrays(
         [
@@ -308,14 +291,14 @@ _COLUMN_INDEXES = {name: index for index, name in enumerate(STORED_SCHEMA.names)
 
 
 def _partition_column(partition: str, count: int) -> pa.Array:
-    """The id of the partition, ``count`` times."""
+    """Return the id of the partition, ``count`` times."""
     size = max(1 << 12, 1 << (count - 1).bit_length())
     return _repeat(partition, size).slice(0, count)
 
 
 @lru_cache(maxsize=64)
 def _repeat(partition: str, size: int) -> pa.Array:
-    """By its bytes: the first pa.scalar of a process loads pandas, which takes a second."""
+    """Return the partition ``size`` times, from bytes: ``pa.scalar`` would load pandas."""
     name = partition.encode()
     indexes = array("i", range(0, (size + 1) * len(name), len(name)))
     return pa.Array.from_buffers(
@@ -326,7 +309,7 @@ def _repeat(partition: str, size: int) -> pa.Array:
 def _join_small(
     pieces: Iterator[pa.RecordBatch], *, min_rows: int, min_bytes: int
 ) -> Iterator[pa.RecordBatch]:
-    """The same, where small ones that follow each other are copied into one."""
+    """Yield the same, with small consecutive batches copied into one."""
     waiting: list[pa.RecordBatch] = []
     rows = size = 0
     for piece in pieces:

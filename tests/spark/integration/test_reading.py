@@ -204,8 +204,8 @@ def test_reading_does_not_load_pandas(stream: Stream) -> None:
     # It takes a second of each worker, and Arrow loads it wherever it can.
     stream.send(1, numbered(0, 4))
     program = (
-        "import sys; from leasehold.spark import source; from leasehold.spark.reading import Range;"
-        "from leasehold.spark.reading import read_events; from leasehold.spark.schema import EVENTS;"
+        "import sys; from leasehold.spark import source; from leasehold.spark.schema import EVENTS;"
+        "from leasehold.spark.reading import Range, read_events;"
         "rows = [Range(partition='1', start=0, end=4)];"
         f"[batch] = read_events({STREAM!r}, {stream.url!r}, rows, EVENTS.fieldNames());"
         "print(batch.num_rows, 'pandas' in sys.modules)"

@@ -1,8 +1,7 @@
-"""The claims, in the order in which people read them.
+"""The claims of an audit, in reading order, and their findings as DataFrames.
 
-Findings as a DataFrame: made by each check, joined, and fetched together in one job.
-
-Of many findings of one check and level the first ones are fetched, and all are counted.
+Each check makes a DataFrame of findings; all of them are fetched in one job. Of many findings of
+one check and level only the first are fetched, and all are counted.
 """
 
 from __future__ import annotations
@@ -90,7 +89,7 @@ class ClaimFindings:
 def findings_frame(
     frame: DataFrame, claim: Claim, what: Column, evidence: Column, *, level: Level = Level.FAULT
 ) -> DataFrame:
-    """Each row of ``frame``, which has a ``partition``, becomes a finding."""
+    """Return each row of ``frame``, which has a ``partition``, becomes a finding."""
     return frame.select(
         F.lit(claim.name).alias("check"),
         F.lit(level.value).alias("level"),
@@ -101,12 +100,12 @@ def findings_frame(
 
 
 def formatted(form: str, *columns: Column | str) -> Column:
-    """Text with values in it, as ``printf`` writes them."""
+    """Return text with values in it, as ``printf`` formats them."""
     return F.format_string(form, *columns)
 
 
 def fetch_findings(frames: Sequence[DataFrame]) -> Mapping[tuple[str, Level], ClaimFindings]:
-    """Run them all, in one job."""
+    """Fetch all findings, in one job."""
     if not frames:
         return {}
     # In one task: what is found is little, and each exchange would cost more than it.
@@ -140,7 +139,7 @@ def check_of(
     seen: Mapping[tuple[str, Level], ClaimFindings],
     unseen: Sequence[str] = (),
 ) -> Check:
-    """The check of a claim. ``unseen``: what could not be looked at, besides findings."""
+    """Return the check of a claim. ``unseen``: what could not be checked, besides findings."""
     empty = ClaimFindings(count=0, first=())
     faults = seen.get((claim.name, Level.FAULT), empty)
     unknown = seen.get((claim.name, Level.UNKNOWN), empty)

@@ -1,24 +1,19 @@
-"""Judge the material: every claim that it allows, in a few Spark jobs. Nothing is read but frames.
+"""Judge the material of an audit: every claim that it allows, in a few Spark jobs.
 
-``rows`` are the rows of the sink, ``log`` those of the log with ``partition``, ``sequence_number``
-and ``enqueued_at``; without them what needs them is not claimed, and a note says so.
+Only the given frames are read. ``rows`` are the rows of the sink, ``log`` those of the log with
+``partition``, ``sequence_number`` and ``enqueued_at``. Without them, claims that need them are not
+made, and a note says so.
 
-Terms: one owner at a time, each under an epoch of its own, each with an end that is told.
+* **Terms**: one owner at a time, each under its own epoch, each end with a reason.
+* **Checkpoints**: written by an owner within its term, and never ahead of the sink. A checkpoint
+  that an operator has set follows nothing, and is not compared with the sink.
+* **Commits**: made by owners, in the order of their epochs, each event in one of them. They are
+  compared in the order in which the sink has them, never by the times that drivers wrote. A reset
+  by an operator may move a position: commits before and after it are checked separately, and the
+  jump between them is reported as unknown.
+* **Log**: each number from the first retained event to the last one, once.
 
-All times here are those of the store, so they may be compared.
-
-The log: each number from the first event that is kept to the last one, once.
-
-Checkpoints: written by an owner within its term, and never ahead of what the sink holds.
-
-The time of a checkpoint and those of a term are the store's, so they may be compared. A checkpoint
-that an operator has put somewhere follows nothing: it is left out where it is compared to the sink.
-
-Commits of the sink: made by owners, in the order of their epochs, each event in one of them.
-
-Commits are compared in the order in which the sink has them, never by the times that drivers wrote
-into them. An operator's reset may move a position: what comes before it and what comes after it
-are looked at apart, and the jump between them is told as something that nobody can prove.
+The times of terms and checkpoints are the store's, so they may be compared.
 """
 
 from __future__ import annotations
@@ -61,7 +56,7 @@ if TYPE_CHECKING:
 
 
 def term_findings(tables: Tables) -> list[DataFrame]:
-    """All that speaks against the terms."""
+    """Return everything that contradicts the claims about terms."""
     return [
         overlapping_terms(tables.terms),
         repeated_epochs(tables.terms),
@@ -73,7 +68,7 @@ def term_findings(tables: Tables) -> list[DataFrame]:
 
 
 def overlapping_terms(terms: DataFrame) -> DataFrame:
-    """A term that began before an earlier one, by epoch, was over."""
+    """Find terms that began before an earlier one, by epoch, was over."""
     # A term that lasts ends later than everything that has begun.
     end = F.coalesce("ended_at", F.lit("9999-12-31 00:00:00").cast("timestamp"))
     last = F.max(F.struct(end.alias("at"), "epoch", "holder", "ended")).over(
@@ -89,7 +84,7 @@ def overlapping_terms(terms: DataFrame) -> DataFrame:
 
 
 def repeated_epochs(terms: DataFrame) -> DataFrame:
-    """An epoch that was given to two."""
+    """Find epochs that were given to two holders."""
     frame = (
         terms.groupBy("partition", "epoch")
         .agg(F.count("*").alias("times"), F.sort_array(F.collect_list("holder")).alias("holders"))
@@ -102,7 +97,7 @@ def repeated_epochs(terms: DataFrame) -> DataFrame:
 
 
 def skipped_epochs(terms: DataFrame) -> DataFrame:
-    """Epochs between two terms that nobody had."""
+    """Find epochs between two terms that no holder had."""
     before = F.lag("epoch").over(_by_epoch())
     frame = terms.withColumn("before", before).where(F.col("epoch") > F.col("before") + 1)
     what = formatted("epoch %d follows %d: there are terms that are not told", "epoch", "before")
@@ -110,7 +105,7 @@ def skipped_epochs(terms: DataFrame) -> DataFrame:
 
 
 def epochs_without_term(terms: DataFrame, epochs: DataFrame) -> DataFrame:
-    """An epoch that the store is at, and that has no term."""
+    """Find epochs that the store is at, and that have no term."""
     newest = terms.groupBy("partition").agg(F.max("epoch").alias("newest"))
     frame = epochs.join(newest, "partition", "left").where(
         F.col("epoch") > F.coalesce("newest", F.lit(0))
@@ -121,7 +116,7 @@ def epochs_without_term(terms: DataFrame, epochs: DataFrame) -> DataFrame:
 
 
 def forgotten_terms(terms: DataFrame) -> DataFrame:
-    """Partitions whose first terms are not kept any more: unknown."""
+    """Find partitions whose first terms are no longer kept: unknown."""
     frame = terms.groupBy("partition").agg(F.min("epoch").alias("oldest")).where("oldest > 1")
     what = formatted("the terms before epoch %d are not kept any more", "oldest")
     evidence = F.lit("a store keeps the last 100 terms of a partition at least")
@@ -129,7 +124,7 @@ def forgotten_terms(terms: DataFrame) -> DataFrame:
 
 
 def inconsistent_ends(terms: DataFrame) -> DataFrame:
-    """Ends without a reason, reasons without an end, and ends before the start."""
+    """Find ends without a reason, reasons without an end, and ends before the start."""
     ended, reason = F.col("ended_at").isNotNull(), F.col("reason").isNotNull()
     backwards = ended & (F.col("ended_at") < F.col("started_at"))
     reset = F.col("reason") == EndReason.RESET.value
@@ -152,7 +147,7 @@ def _by_epoch() -> WindowSpec:
 
 
 def log_findings(log: DataFrame, ends: DataFrame) -> list[DataFrame]:
-    """Partitions whose events are not what the catalogue of the log says."""
+    """Find partitions whose events are not those that the catalogue of the log lists."""
     counts = log.groupBy("partition").agg(
         F.count("*").alias("events"),
         F.count_distinct("sequence_number").alias("numbers"),
@@ -186,7 +181,7 @@ def log_findings(log: DataFrame, ends: DataFrame) -> list[DataFrame]:
 
 
 def commit_lags(log: DataFrame, commits: DataFrame, material: AuditMaterial) -> tuple[Lag, ...]:
-    """How old the last event of each commit was; to be shown, since two clocks are in it."""
+    """Return the age of the last event of each commit; for display: two clocks are involved."""
     last = commits.select("partition", (F.col("end") - 1).alias("sequence_number"), "ordinal")
     frame = log.join(F.broadcast(last), ["partition", "sequence_number"]).select(
         "ordinal", F.unix_micros("enqueued_at").alias("micros")
@@ -207,7 +202,7 @@ def commit_lags(log: DataFrame, commits: DataFrame, material: AuditMaterial) -> 
 
 
 def checkpoint_findings(tables: Tables, *, sink: bool) -> list[DataFrame]:
-    """All that speaks against the checkpoints; with a ``sink`` also what it says of them."""
+    """Return everything that contradicts the checkpoints; with a ``sink``, also by its commits."""
     by_epoch = tables.checkpoints.join(tables.terms, ["partition", "epoch"], "left")
     kept = tables.terms.groupBy("partition").agg(F.min("epoch").alias("oldest"))
     frames = [
@@ -219,7 +214,7 @@ def checkpoint_findings(tables: Tables, *, sink: bool) -> list[DataFrame]:
 
 
 def unknown_checkpoints(by_epoch: DataFrame) -> DataFrame:
-    """A checkpoint under an epoch that nobody had."""
+    """Find checkpoints under an epoch that no holder had."""
     frame = by_epoch.where(F.col("holder").isNull()).where(
         F.col("oldest").isNull() | (F.col("epoch") > F.col("oldest"))
     )
@@ -228,7 +223,7 @@ def unknown_checkpoints(by_epoch: DataFrame) -> DataFrame:
 
 
 def outdated_checkpoints(by_epoch: DataFrame) -> DataFrame:
-    """A checkpoint of a term that is not kept any more: unknown."""
+    """Find checkpoints of a term that is no longer kept: unknown."""
     frame = by_epoch.where(F.col("holder").isNull() & (F.col("epoch") < F.col("oldest")))
     what = formatted("the checkpoint is of epoch %d, whose term is not kept any more", "epoch")
     evidence = formatted("the oldest term has epoch %d", "oldest")
@@ -236,7 +231,7 @@ def outdated_checkpoints(by_epoch: DataFrame) -> DataFrame:
 
 
 def checkpoints_outside_term(by_epoch: DataFrame) -> DataFrame:
-    """A checkpoint that was written before its term began, or after it was over."""
+    """Find checkpoints that were written before their term began, or after it was over."""
     early = F.col("updated_at") < F.col("started_at")
     late = F.col("updated_at") > F.col("ended_at")
     frame = by_epoch.where(early | late)
@@ -247,13 +242,13 @@ def checkpoints_outside_term(by_epoch: DataFrame) -> DataFrame:
 
 
 def checkpoints_ahead(by_epoch: DataFrame, commits: DataFrame) -> DataFrame:
-    """A checkpoint behind which events are that the sink does not hold."""
-    terms = commits.groupBy("partition").agg(F.max_by("end", "ordinal").alias("position"))
+    """Find checkpoints before which there are events that the sink does not hold."""
+    held = commits.groupBy("partition").agg(F.max_by("end", "ordinal").alias("position"))
     operators = F.coalesce(F.col("reason") == EndReason.RESET.value, F.lit(False))
     position = F.coalesce("position", F.lit(0))
     frame = (
         by_epoch.where(~operators)
-        .join(terms, "partition", "left")
+        .join(held, "partition", "left")
         .where(F.col("resumes_at") > position)
     )
     what = formatted(
@@ -265,7 +260,7 @@ def checkpoints_ahead(by_epoch: DataFrame, commits: DataFrame) -> DataFrame:
 
 
 def commit_findings(tables: Tables) -> list[DataFrame]:
-    """All that speaks against the commits."""
+    """Return everything that contradicts the commits."""
     by_run = with_runs(tables.commits, tables.terms)
     return [
         unknown_commits(tables.commits, tables.terms),
@@ -292,7 +287,7 @@ def with_runs(commits: DataFrame, terms: DataFrame) -> DataFrame:
 
 
 def unknown_commits(commits: DataFrame, terms: DataFrame) -> DataFrame:
-    """A commit under an epoch that nobody, or somebody else, had."""
+    """Find commits under an epoch that no holder, or another holder, had."""
     owners = terms.select("partition", "epoch", F.col("holder").alias("owner"))
     oldest = terms.groupBy("partition").agg(F.min("epoch").alias("oldest"))
     joined = commits.join(owners, ["partition", "epoch"], "left").join(oldest, "partition", "left")
@@ -309,7 +304,7 @@ def unknown_commits(commits: DataFrame, terms: DataFrame) -> DataFrame:
 
 
 def outdated_commits(commits: DataFrame, terms: DataFrame) -> DataFrame:
-    """Commits of terms that are not kept any more: unknown."""
+    """Find commits of terms that are no longer kept: unknown."""
     oldest = terms.groupBy("partition").agg(F.min("epoch").alias("oldest"))
     frame = (
         commits.join(oldest, "partition")
@@ -323,7 +318,7 @@ def outdated_commits(commits: DataFrame, terms: DataFrame) -> DataFrame:
 
 
 def late_commits(commits: DataFrame) -> DataFrame:
-    """A commit of an owner after one of its successors: a zombie came through."""
+    """Find commits of an owner after one of its successors: a fenced driver was not refused."""
     highest = F.max(F.struct("epoch", "holder", "commit")).over(_before("partition"))
     frame = commits.withColumn("newer", highest).where(F.col("epoch") < F.col("newer.epoch"))
     what = formatted(
@@ -334,7 +329,7 @@ def late_commits(commits: DataFrame) -> DataFrame:
 
 
 def commit_gaps(by_run: DataFrame) -> DataFrame:
-    """Events between two commits that are in none."""
+    """Find events between two commits that are in none."""
     frame = by_run.withColumn("reached", F.max("end").over(_before("partition", "run"))).where(
         F.col("start") > F.col("reached")
     )
@@ -343,7 +338,7 @@ def commit_gaps(by_run: DataFrame) -> DataFrame:
 
 
 def overlapping_runs(by_run: DataFrame) -> DataFrame:
-    """Events that are in two commits."""
+    """Find events that are in two commits."""
     frame = by_run.withColumn("reached", F.max("end").over(_before("partition", "run"))).where(
         F.col("start") < F.col("reached")
     )
@@ -353,7 +348,7 @@ def overlapping_runs(by_run: DataFrame) -> DataFrame:
 
 
 def reset_jumps(by_run: DataFrame) -> DataFrame:
-    """Where an operator's reset moved the position: unknown, since it was on purpose."""
+    """Find positions that an operator's reset moved: unknown, since it was intended."""
     frame = (
         by_run.withColumn("before", F.lag("end").over(_in_order("partition")))
         .withColumn("run_before", F.lag("run").over(_in_order("partition")))
@@ -369,7 +364,7 @@ def reset_jumps(by_run: DataFrame) -> DataFrame:
 
 
 def uncommitted_beginnings(commits: DataFrame, ends: DataFrame) -> DataFrame:
-    """Events before the first commit that the log still has: unknown why."""
+    """Find events before the first commit that the log still has: unknown why."""
     begun = commits.groupBy("partition").agg(F.min_by("start", "ordinal").alias("begun"))
     first = F.coalesce("first", F.lit(0))
     frame = begun.join(ends, "partition", "left").where(F.col("begun") > first)
@@ -381,7 +376,7 @@ def uncommitted_beginnings(commits: DataFrame, ends: DataFrame) -> DataFrame:
 
 
 def commits_beyond_log(commits: DataFrame, ends: DataFrame) -> DataFrame:
-    """Commits of events that the log has never had."""
+    """Find commits of events that the log has never had."""
     frame = commits.join(ends, "partition").where(F.col("end") > F.col("next"))
     what = formatted(
         "events %d to %d were committed, and the log ends before event %d",
@@ -422,7 +417,7 @@ def judge(
     rows: DataFrame | None = None,
     log: DataFrame | None = None,
 ) -> Audit:
-    """Every claim that can be judged on this material, and what it can not say."""
+    """Judge every claim that this material allows, and note what it cannot show."""
     small, large = tables(_small_query_session(spark), material), tables(spark, material)
     sink, by_number = material.commits is not None, rows is not None and sink_rows.numbered(rows)
     frames = [*term_findings(small), *checkpoint_findings(small, sink=sink)]
@@ -451,10 +446,10 @@ def judge(
 
 
 def _small_query_session(spark: SparkSession) -> SparkSession:
-    """A session for many small queries, beside the caller's, whose settings stay as they are.
+    """Return a session for many small queries; the caller's settings stay as they are.
 
-    Whoever makes a DataFrame with it must make one with the caller's own next: the session that
-    made the last one is the active one.
+    After making a DataFrame with it, make the next one with the caller's session: the session that
+    made the last DataFrame is the active one.
     """
     quick = spark.newSession()
     for key, value in _SMALL_QUERY_SETTINGS.items():
@@ -474,7 +469,7 @@ def _row_findings(
 
 
 def _error_text(error: Exception) -> str:
-    """The line that says what happened, without the stack of the JVM."""
+    """Return the line that names the failure, without the JVM's stack trace."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     ours = [line for line in lines if line.startswith("leasehold.errors.")]
     causes = [line for line in lines if line.startswith((": ", "Caused by: "))]
@@ -484,7 +479,7 @@ def _error_text(error: Exception) -> str:
 def _tested_claims(
     material: AuditMaterial, *, rows: bool, by_number: bool
 ) -> list[tuple[Claim, int]]:
-    """The claims that are made, and on how many things each was tested."""
+    """Return the claims that can be tested, and the number of things each was tested on."""
     terms, checkpoints = len(material.terms), len(material.checkpoints)
     tested = [
         (claims.TERMS_APART, terms),
@@ -513,7 +508,7 @@ def _tested_claims(
 
 
 def _unseen(claim: Claim, material: AuditMaterial) -> list[str]:
-    """What could not be looked at, for this claim, besides what the checks find."""
+    """Return what could not be checked for this claim, besides the findings."""
     if material.rows_trouble and claim in (claims.ROWS_COUNTED, claims.ROWS_ONCE):
         return [f"the rows of the sink could not be read: {material.rows_trouble}"]
     if material.log_trouble and claim is claims.LOG_WHOLE:
@@ -526,7 +521,7 @@ def _unseen(claim: Claim, material: AuditMaterial) -> list[str]:
 def _notes(
     material: AuditMaterial, checks: tuple[Check, ...], *, rows: bool, by_number: bool
 ) -> list[str]:
-    """What was not asked for, and how far the proof reaches."""
+    """Return notes on what was not requested, and on the extent of the proof."""
     notes = []
     if material.sink is None:
         notes.append("no sink was named: of commits and rows nothing is claimed")
@@ -547,11 +542,10 @@ def _notes(
 
 
 def _reach(material: AuditMaterial) -> str:
-    terms = sum(len(each.range) for each in material.commits or ())
+    committed = sum(len(each.range) for each in material.commits or ())
     waiting = sum(
         max(0, each.next - material.positions.get(partition, each.first))
         for partition, each in (material.ends or {}).items()
     )
-    return (
-        f"the commits hold {counted(terms, 'event')}; {counted(waiting, 'event')} of the log wait"
-    )
+    held, left = counted(committed, "event"), counted(waiting, "event")
+    return f"the commits hold {held}; {left} of the log wait"

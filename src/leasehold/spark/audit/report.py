@@ -1,20 +1,12 @@
-"""The report: an audit as one page that needs no network, no script and no other file. Pure.
+"""The report of an audit: its records, its charts as SVG, and its HTML page. Pure.
 
-The verdict comes first. Everything that others have named is escaped.
+``AuditMaterial`` is what was gathered, ``Audit`` what was found: a verdict for each claim, the
+findings behind it, and what could not be checked. One finding that contradicts a claim refutes it,
+and the audit. A claim is proved only if everything it covers could be checked.
 
-Pictures of an audit as SVG: lanes of owners, points over time, bars. Pure, and escaped.
-
-Colours of the page come from its style sheet, so a picture fits a light and a dark one; only owners
-have colours of their own. Every mark has a title, for those who point at it and those who listen.
-
-What an audit says: a verdict for each claim, the findings behind it, what was not seen. Pure.
-
-One finding that contradicts a claim refutes it, and the whole. A claim is proved only if all that
-it speaks of could be looked at.
-
-What an audit looks at, as plain records: nothing here asks anybody.
-
-``commits`` is None if no sink was named, ``ends`` if the stream is none of the store's log.
+The page needs no network, no script and no other file. The verdict comes first, and all names are
+escaped. Colours come from its style sheet, so charts fit a light and a dark page; only holders have
+fixed colours. Every mark has a title, for pointers and for screen readers.
 """
 
 from __future__ import annotations
@@ -44,16 +36,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditMaterial:
-    """What was written down of a group.
+    """What was recorded of a group.
 
     Attributes:
-        store, sink: for people, without secrets.
-        at: when it was gathered, by the clock of whoever gathered it; to be shown.
-        epochs: the epoch of each partition as the store says it, read before the terms.
-        commits: of the sink, oldest first.
-        settled: whether the sink stood still while it was read.
-        rows_replaced: why rows may rightly be fewer than were written; else empty.
-        rows_trouble, log_trouble: why rows or events could not be looked at; else empty.
+        store, sink: display names, without secrets.
+        at: when it was gathered, by the clock of the process that gathered it; for display.
+        epochs: the epoch of each partition by the store, read before the terms.
+        commits: those of the sink, oldest first; None if no sink was named.
+        ends: the ends of each partition; None if the stream is not one of the store's log.
+        settled: whether the sink did not change while it was read.
+        rows_replaced: why there may be fewer rows than were written; else empty.
+        rows_trouble, log_trouble: why rows or events could not be read; else empty.
     """
 
     stream: str
@@ -73,7 +66,7 @@ class AuditMaterial:
 
     @property
     def partitions(self) -> tuple[str, ...]:
-        """All that anything speaks of, in order."""
+        """All partitions that any record names, in order."""
         named = {last_part(each.key) for each in self.terms}
         named |= {last_part(each.key) for each in self.checkpoints}
         named |= {each.range.partition for each in self.commits or ()}
@@ -86,7 +79,7 @@ class AuditMaterial:
 
 
 class Verdict(StrEnum):
-    """What can be said of a claim."""
+    """The verdict on a claim."""
 
     PROVED = "PROVED"
     REFUTED = "REFUTED"
@@ -102,7 +95,7 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """What is to be proved: its name for programs, its words for people."""
+    """What is to be proved: a name for programs and a text for the report."""
 
     name: str
     text: str
@@ -111,7 +104,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """Something that contradicts a claim, or something that could not be looked at."""
+    """A contradiction of a claim, or something that could not be checked."""
 
     check: str
     partition: str
@@ -122,12 +115,12 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """A claim and what became of it.
+    """A claim and its result.
 
     Attributes:
         looked_at: how many terms, commits or events it was tested on.
         faults: how many findings contradict it; ``findings`` are the first of them.
-        unknown: how many things could not be looked at.
+        unknown: how many things could not be checked.
     """
 
     claim: Claim
@@ -160,7 +153,7 @@ class Lag:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Audit:
-    """All of it. ``notes`` say what was not asked for, and how far the proof reaches."""
+    """All checks of a group. ``notes``: what was not requested, and the extent of the proof."""
 
     material: AuditMaterial
     checks: tuple[Check, ...]
@@ -174,7 +167,7 @@ class Audit:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """Of all checks; those that refute come first."""
+        """The findings of all checks; those that refute a claim are first."""
         found = [each for check in self.checks for each in check.findings]
         return tuple(sorted(found, key=lambda each: each.level is not Level.FAULT))
 
@@ -185,7 +178,8 @@ class Audit:
         faults = sum(each.faults for each in self.checks)
         unseen = sum(each.unknown for each in self.checks)
         if faults:
-            return f"{group}: {counted(faults, 'finding')} against {_claims_with(self, Verdict.REFUTED)}"
+            refuted = _claims_with(self, Verdict.REFUTED)
+            return f"{group}: {counted(faults, 'finding')} against {refuted}"
         if unseen:
             return (
                 f"{group}: nothing is wrong in what could be looked at, and "
@@ -194,7 +188,7 @@ class Audit:
         return f"{group}: {counted(len(self.checks), 'claim')}, none contradicted"
 
     def check(self, name: str) -> Check:
-        """One of its checks, by name.
+        """Return one of its checks, by name.
 
         Raises:
             KeyError: it was not asked for.
@@ -205,9 +199,7 @@ class Audit:
         raise KeyError(name)
 
     def html(self) -> str:
-        """The report: one page that needs nothing else."""
-        from leasehold.spark.audit.report import page  # noqa: PLC0415 - it knows this module
-
+        """Return the report: one page that needs nothing else."""
         return page(self)
 
     def row(self) -> dict[str, object]:
@@ -236,7 +228,7 @@ def worst(verdicts: Iterable[Verdict]) -> Verdict:
 
 
 def finding_row(each: Finding) -> dict[str, object]:
-    """A finding in values that JSON knows."""
+    """Return a finding in values that JSON knows."""
     return {
         "check": each.check,
         "level": each.level.value,
@@ -285,7 +277,7 @@ _END_MARKS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeSpan:
-    """The time that a picture shows."""
+    """The time span of a chart."""
 
     since: datetime
     until: datetime
@@ -296,14 +288,14 @@ class TimeSpan:
         return max((self.until - self.since).total_seconds(), _MIN_SPAN_S)
 
     def x(self, at: datetime) -> float:
-        """Where a moment is, from left to right."""
+        """Return the horizontal position of a time."""
         fraction = (at - self.since).total_seconds() / self.length_s
         return LEFT + min(1.0, max(0.0, fraction)) * (WIDTH - LEFT - RIGHT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """A value at a moment."""
+    """A value at a time."""
 
     at: datetime
     value: float
@@ -312,7 +304,7 @@ class Point:
 
 
 def colours(holders: Sequence[str]) -> Mapping[str, str]:
-    """A colour for each holder; neighbours are far apart, however many there are."""
+    """Return a colour for each holder; neighbours are far apart, however many there are."""
     found = {}
     for number, holder in enumerate(holders):
         hue = number * 137.508 % 360 / 360
@@ -324,7 +316,7 @@ def colours(holders: Sequence[str]) -> Mapping[str, str]:
 def ownership_chart(
     terms: Sequence[Term], partitions: Sequence[str], span: TimeSpan, colour: Mapping[str, str]
 ) -> str:
-    """One lane for each partition, coloured by owner; empty where nobody owned it."""
+    """Draw one row for each partition, coloured by owner; empty where it had no owner."""
     count = max(1, len(partitions))
     row_height = min(_MAX_ROW_HEIGHT, max(_MIN_ROW_HEIGHT, _OWNERSHIP_HEIGHT / count))
     row = {partition: number for number, partition in enumerate(partitions)}
@@ -352,11 +344,14 @@ def ownership_chart(
 
 
 def plot(points: Sequence[Point], span: TimeSpan, *, unit: str, title: str) -> str:
-    """Values over time, from 0 up."""
+    """Draw values over time, from 0 up."""
     max_value = _round_up(max((each.value for each in points), default=1.0) or 1.0)
     bottom = TOP + _PLOT_HEIGHT
     parts = [
-        f'<rect class="ground" x="{LEFT}" y="{TOP}" width="{_plot_width()}" height="{_PLOT_HEIGHT}"/>'
+        (
+            f'<rect class="ground" x="{LEFT}" y="{TOP}" '
+            f'width="{_plot_width()}" height="{_PLOT_HEIGHT}"/>'
+        )
     ]
     for fraction in (0.0, 0.5, 1.0):
         y = bottom - fraction * _PLOT_HEIGHT
@@ -372,7 +367,7 @@ def plot(points: Sequence[Point], span: TimeSpan, *, unit: str, title: str) -> s
 
 
 def bars(values: Mapping[str, int], colour: Mapping[str, str], *, title: str) -> str:
-    """A bar for each holder, with its number."""
+    """Draw a bar for each holder, with its number."""
     max_value, height = max(values.values(), default=0) or 1, _BAR * max(1, len(values))
     max_width = (WIDTH - LEFT - RIGHT) * 0.5
     parts = []
@@ -387,7 +382,7 @@ def bars(values: Mapping[str, int], colour: Mapping[str, str], *, title: str) ->
 
 
 def span_of(moments: Sequence[datetime], *, otherwise: datetime) -> TimeSpan:
-    """The time from the first to the last of them, with a margin."""
+    """Return the time from the first to the last of them, with a margin."""
     since, until = min(moments, default=otherwise), max(moments, default=otherwise)
     margin = max((until - since) * 0.01, timedelta(milliseconds=50))
     return TimeSpan(since=since - margin, until=until + margin)
@@ -418,7 +413,8 @@ def _axis(span: TimeSpan, bottom: float) -> Iterator[str]:
     while at_s <= span.length_s:
         x = LEFT + at_s * scale
         yield f'<path class="tick" d="M{x:.1f} {bottom:.1f}v5"/>'
-        yield f'<text x="{x:.1f}" y="{bottom + 19:.1f}" text-anchor="middle">{_duration_text(at_s)}</text>'
+        text = _duration_text(at_s)
+        yield f'<text x="{x:.1f}" y="{bottom + 19:.1f}" text-anchor="middle">{text}</text>'
         at_s += step_s
 
 
@@ -461,7 +457,7 @@ _LEGEND = (
 
 
 def page(audit: Audit) -> str:
-    """The whole page."""
+    """Return the whole page."""
     known = audit.material
     form = Template(files(__package__).joinpath("report.html").read_text(encoding="utf-8"))
     where = (
@@ -480,7 +476,7 @@ def page(audit: Audit) -> str:
 
 
 def ownership(audit: Audit) -> str:
-    """The lanes of all partitions, as a picture."""
+    """Draw the ownership chart of an audit."""
     known = audit.material
     return ownership_chart(known.terms, known.partitions, _span(audit), _colours(audit))
 
@@ -529,7 +525,10 @@ def _chart_sections(audit: Audit) -> Iterator[str]:
                 at=each.committed_at,
                 value=each.lag_s,
                 colour="#3f7fc1",
-                title=f"partition {each.partition}, {time_text(each.committed_at)}: {each.lag_s:.1f} s",
+                title=(
+                    f"partition {each.partition}, {time_text(each.committed_at)}: "
+                    f"{each.lag_s:.1f} s"
+                ),
             )
             for each in audit.lags
         ]
@@ -583,7 +582,7 @@ def _colours(audit: Audit) -> Mapping[str, str]:
 
 
 def _span(audit: Audit) -> TimeSpan:
-    """From the first thing to the last one; up to now only where somebody owns something."""
+    """Return the span of all records; up to now only if a partition is owned."""
     known = audit.material
     moments: list[datetime] = [each.started_at for each in known.terms]
     moments += [each.ended_at or known.at for each in known.terms]

@@ -1,26 +1,19 @@
-"""Rows of the sink: as many as the commits wrote, and of each event as many as its commits have.
+"""The rows of a sink as an audit reads them, and their comparison with the commits.
 
-A commit whose output has as many rows as it had events is taken as one row for each event. Where a
-transformation filters, joins or sums up, nobody can tell which rows there should be: then the
-number of the rows stands for them. Where a row may take the place of another (``replaced`` says
-why), a row that is not there speaks against nothing: it is unknown.
+**Comparison.** The sink must have as many rows as its commits wrote, and of each event as many as
+its commits have. A commit with as many rows as events is taken as one row for each event. Where a
+transformation filters, joins or aggregates, only the number of rows is compared. Where a row may
+replace another one (``replaced`` gives the reason), a missing row is unknown, not a fault.
 
-The rows of a log sink as an audit sees them: the events of its stream, up to one moment.
+**Log sink.** The rows are the events of its stream, up to one point in time. Each names the source
+event it was made of in its properties ``partition`` and ``sequence_number``, or in the fields of
+these names in a JSON body.
 
-The numbers of these events are those of the stream they were written to. Of which event of the
-source one was made it says itself, where it does: in its properties ``partition`` and
-``sequence_number``, or in the fields of these names in a body of JSON.
-
-The rows of a PostgreSQL table as an audit sees them: all of one moment, and nothing is changed.
-
-The driver holds a snapshot of the database, and the tasks read pages of the table in it: so they
-see what the driver saw, whatever is committed meanwhile. Where the rows carry no event only their
-number is asked for. No password is ever part of an error.
-
-Sinks by name, as people write them in a command, and the rows that are in one.
+**PostgreSQL.** The driver holds a snapshot of the database, and the tasks read pages of the table
+in it. Rows that do not carry their event are only counted. No password is ever part of an error.
 
 ======================================  ==========================================================
-written                                 sink
+sink                                    meaning
 ======================================  ==========================================================
 ``delta:PATH``                          a Delta table
 ``parquet:PATH``                        a directory of Parquet files, its manifest in the store
@@ -87,12 +80,12 @@ _TRANSFORMED = "events with more than one row, which a transformation may have m
 
 
 def numbered(rows: DataFrame) -> bool:
-    """Whether the rows carry the partition and the number of their event."""
+    """Return whether the rows carry the partition and the number of their event."""
     return {PARTITION, NUMBER} <= set(rows.columns)
 
 
 def miscounted(rows: DataFrame, commits: DataFrame, *, replaced: str = "") -> list[DataFrame]:
-    """Another number of rows than the commits wrote."""
+    """Find a number of rows other than the commits wrote."""
     wrote = commits.select("commit", "rows").distinct().agg(F.sum("rows").alias("wrote"))
     frame = (
         rows.agg(F.count("*").alias("has"))
@@ -112,7 +105,7 @@ def miscounted(rows: DataFrame, commits: DataFrame, *, replaced: str = "") -> li
 
 
 def findings(rows: DataFrame, commits: DataFrame, *, replaced: str = "") -> list[DataFrame]:
-    """All that speaks against the rows, where they are numbered: by partition and kind."""
+    """Find rows that contradict the commits, where rows are numbered: by partition and kind."""
     known, exact = F.col("times") > 0, F.col("exact")
     doubled = F.col("has") > F.col("times")
     kind = (
@@ -165,10 +158,10 @@ def _by_level(
 
 
 def compared(rows: DataFrame, commits: DataFrame) -> DataFrame:
-    """For each event: how many rows it ``has``, how many ``times`` it was committed.
+    """Count for each event how many rows it ``has`` and how many ``times`` it was committed.
 
-    ``exact``: all its commits wrote one row for each event. Rows that do not say of which event
-    they are have no number.
+    ``exact``: all its commits wrote one row for each event. Rows that do not name their event have
+    no number.
     """
     partition = F.col(PARTITION).cast("string")
     events = commits.groupBy("commit").agg(F.sum(F.col("end") - F.col("start")).alias("events"))
@@ -204,7 +197,7 @@ _CARRIERS = ("properties", "body")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamSnapshot:
-    """A stream up to one moment. ``numbered``: its events say of which event they were made."""
+    """A stream up to one point in time. ``numbered``: its events name their source event."""
 
     stream: str
     store: str
@@ -212,7 +205,7 @@ class StreamSnapshot:
     numbered: bool
 
     def frame(self, spark: SparkSession) -> DataFrame:
-        """The rows: with the event of each, or else only as many as there are."""
+        """Return the rows: with the event of each, or else only as many as there are."""
         columns = _CARRIERS if self.numbered else ("offset",)
         frames = BatchFrames(spark, f"log:{self.stream}", self.store, columns=columns)
         frame = frames.of(self.ranges) if any(map(len, self.ranges)) else frames.empty()
@@ -225,13 +218,7 @@ class StreamSnapshot:
 
 
 def stream_snapshot(stream: str, store: str) -> StreamSnapshot:
-    """The stream as it is now. What was committed before is in it.
-
-    Raises:
-        StoreUnavailable: a batch is committed and not published yet.
-        Trimmed: retention has removed events, so nobody can tell which there were.
-        UnknownStream, StoreUnusable, DataDamaged, VolumeUnusable: it can not be read.
-    """
+    """Return the stream as it is now. What was committed before is in it."""
     _check_published(stream, store)
     source = open_ranges(stream, store_url=store, name="audit")
     try:
@@ -241,8 +228,8 @@ def stream_snapshot(stream: str, store: str) -> StreamSnapshot:
     removed = sum(each.first for each in ends.values())
     if removed:
         raise Trimmed(
-            f"retention has removed {removed:,} events of {stream!r}, and with them rows of the sink: "
-            "audit before it does so, or keep them longer",
+            f"retention has removed {removed:,} events of {stream!r}, and with them rows of the "
+            "sink: audit before it does so, or keep them longer",
             earliest=max(each.first for each in ends.values()),
         )
     ranges = tuple(
@@ -264,7 +251,7 @@ def stream_snapshot(stream: str, store: str) -> StreamSnapshot:
 def names_its_event(
     properties: Mapping[str, str] | list[tuple[str, str]] | None, body: bytes
 ) -> bool:
-    """Whether an event of a log sink says of which event it was made."""
+    """Return whether an event of a log sink names its source event."""
     carried = dict(properties or {})
     try:
         decoded = json.loads(body)
@@ -276,13 +263,13 @@ def names_its_event(
 
 
 def _carried_value(name: str) -> Column:
-    """What an event says of ``name``; null if nothing."""
+    """Return what an event carries under ``name``; null if nothing."""
     in_body = F.get_json_object(F.col("body").cast("string"), f"$.{name}")
     return F.coalesce(F.col("properties").getItem(name), in_body)
 
 
 def _check_published(stream: str, store: str) -> None:
-    """Readers see a part of a batch while it is published: that is no moment to count."""
+    """Refuse to count while a batch is being published: readers see a part of it."""
     ledger = PublicationLedger.open(store, clock=SystemClock())
     try:
         left = ledger.unpublished_files(stream)
@@ -308,12 +295,12 @@ _NO_PRIVILEGE = "42501"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableSnapshot:
-    """A table at one moment, which lasts as long as the stack it was opened with.
+    """A table at one point in time; it lasts as long as the stack it was opened with.
 
     Attributes:
         columns: the names of its columns.
-        keys: the columns of each index by which a row could take the place of another.
-        pages: how many it had; None if it is not one table in one piece.
+        keys: the columns of each index by which a row could replace another one.
+        pages: how many pages it had; None if it is not one plain table.
     """
 
     address: DatabaseAddress
@@ -345,21 +332,21 @@ class TableSnapshot:
         return ""
 
     def count(self) -> int:
-        """How many rows there are."""
+        """Return how many rows there are."""
         statement = _composed("count", table=identifier(self.schema, self.name))
         with _database_errors(self.address, self.name):
             row = self.connection.execute(statement).fetchone()
         return int(row[0]) if row else 0
 
     def page_ranges(self, task_pages: int = _TASK_PAGES) -> list[tuple[str, str] | None]:
-        """What each task reads: between two places of the table; None: all of it."""
+        """Return the range of rows that each task reads; None: all of them."""
         if self.pages is None:
             return [None]
         cuts = [f"({page},0)" for page in range(0, max(self.pages, 1), task_pages)]
         return list(zip(cuts, [*cuts[1:], _AFTER_LAST_ROW], strict=True))
 
     def reader(self, page_ranges: list[tuple[str, str] | None]) -> Task:
-        """What runs on the executors, over the numbers of the shares."""
+        """Return the function that runs on the executors, over the numbers of the page ranges."""
         address, schema, name, snapshot = self.address, self.schema, self.name, self.snapshot
 
         def read(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -370,7 +357,7 @@ class TableSnapshot:
         return read
 
     def frame(self, spark: SparkSession) -> DataFrame:
-        """The rows: with the event of each, or else only as many as there are."""
+        """Return the rows: with the event of each, or else only as many as there are."""
         if not self.numbered:
             return spark.range(self.count())
         page_ranges = self.page_ranges()
@@ -381,13 +368,7 @@ class TableSnapshot:
 def table_snapshot(
     address: DatabaseAddress, schema: str, name: str, *, until: ExitStack
 ) -> TableSnapshot:
-    """The table as it is now. ``until`` lets it go.
-
-    Raises:
-        UnknownResource: there is no such table.
-        StoreUnusable: the user may not read it, or not all of its rows.
-        StoreUnavailable: there is no answer.
-    """
+    """Return the table as it is now, until ``until`` is closed."""
     written = sql.Identifier(schema, name).as_string(None)
     with _database_errors(address, name):
         connection = _begin(address, until)
@@ -415,7 +396,7 @@ def table_snapshot(
 def _read_pages(
     address: DatabaseAddress, table: tuple[str, str], snapshot: str, pages: tuple[str, str] | None
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of one share, in the snapshot, a chunk at a time."""
+    """Yield the rows of one range of pages, in the snapshot, a chunk at a time."""
     names = {
         "table": identifier(*table),
         "partition": identifier(PARTITION),
@@ -437,7 +418,7 @@ def _read_pages(
 
 
 def _begin(address: DatabaseAddress, until: ExitStack, snapshot: str = "") -> Connection:
-    """A connection in a transaction that only reads; closing it ends both."""
+    """Return a connection in a transaction that only reads; closing it ends both."""
     connection = connected(address)
     until.callback(connection.close)
     connection.execute(_queries()["begin"])
@@ -449,7 +430,7 @@ def _begin(address: DatabaseAddress, until: ExitStack, snapshot: str = "") -> Co
 
 @contextmanager
 def _database_errors(address: DatabaseAddress, table: str) -> Iterator[None]:
-    """What the driver raises, in our words."""
+    """Translate the errors of the PostgreSQL driver."""
     try:
         yield
     except psycopg.Error as error:
@@ -491,11 +472,7 @@ class Rows:
 
 
 def sink_of(text: str, *, store: str) -> Sink:
-    """The sink that the text names; nothing is opened. ``store`` is that of the group.
-
-    Raises:
-        UsageError: it names none, or what it needs is not installed.
-    """
+    """Return the sink that the text names; nothing is opened. ``store`` is that of the group."""
     kind, _, place = text.partition(":")
     if kind in ("postgres", "postgresql"):
         url, mark, table = text.rpartition("#")  # a password may have one in it, too
@@ -515,9 +492,9 @@ def sink_of(text: str, *, store: str) -> Sink:
 
 
 def missing_sink(sink: Sink) -> UnknownResource | None:
-    """The error to raise if nobody has ever written there; None if somebody has, or may have.
+    """Return the error for a sink that was never written to; None if it may have been.
 
-    Only directories of this machine are looked at, and nothing is opened.
+    Only directories of this machine are checked, and nothing is opened.
     """
     kind, _, place = sink.name.partition(":")
     if kind not in _DIRECTORIES or "://" in place:
@@ -534,12 +511,7 @@ def missing_sink(sink: Sink) -> UnknownResource | None:
 
 
 def open_to_read(sink: Sink, spark: SparkSession) -> None:
-    """Open a sink for ``commits`` alone, in its own way if it has one: it changes nothing then.
-
-    Raises:
-        UnknownResource: nobody has ever written there.
-        SinkUnfit, SinkChanged, StoreUnavailable: it can not be opened.
-    """
+    """Open a sink for ``commits`` alone, in its own way if it has one: it changes nothing then."""
     opening = getattr(sink, "open_to_read", None)
     if opening is None:
         sink.open(spark)
@@ -548,14 +520,10 @@ def open_to_read(sink: Sink, spark: SparkSession) -> None:
 
 
 def rows_of(sink: Sink, spark: SparkSession, *, store: str, until: ExitStack) -> Rows | None:
-    """The rows that readers of the sink see now; None if it is not one that can be read so.
+    """Return the rows that readers of the sink see now; None if it is not one that can be read so.
 
     The sink is open. A sink with a method ``read(spark)`` is asked itself. The rows can be read
     until ``until`` is closed.
-
-    Raises:
-        UnknownResource: what the sink writes to is not there, or not any more.
-        LeaseholdError, OSError: it can be read, and could not be.
     """
     kind, _, place = sink.name.partition(":")
     read = getattr(sink, "read", None)
@@ -588,7 +556,7 @@ def _stream_rows(sink: LogSink, spark: SparkSession) -> DataFrame:
 
 
 def _delta_rows(spark: SparkSession, place: str) -> DataFrame | None:
-    """Those of the newest version; what is committed later is not in it."""
+    """Return those of the newest version; what is committed later is not in it."""
     from leasehold.spark.sinks.delta.table_log import read_delta  # noqa: PLC0415
 
     try:

@@ -1,6 +1,6 @@
-"""The material as DataFrames, each with the text of its times beside them for findings.
+"""The material of an audit as DataFrames, with the text of times beside them for findings.
 
-Times become text here: a session may show them in any time zone.
+Times become text here, because a session may show them in any time zone.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _ENDS = pa.schema([("partition", pa.string()), ("first", pa.int64()), ("next", p
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tables:
-    """One DataFrame for each kind of record; those nobody could read are empty."""
+    """One DataFrame for each kind of record; those that could not be read are empty."""
 
     terms: DataFrame
     checkpoints: DataFrame
@@ -138,7 +138,7 @@ def _commits(material: AuditMaterial) -> list[dict[str, object]]:
 
 
 def time_text(at: datetime | None) -> str:
-    """A time for people, to the millisecond; ``now`` for one that has not come."""
+    """Return a time to the millisecond; ``now`` for an end that has not been reached."""
     if at is None:
         return "now"
     text = at.isoformat(sep=" ", timespec="milliseconds")

@@ -1,6 +1,6 @@
-"""One commit of a batch for the log, inside its transaction: entered, found, or refused.
+"""One commit of a batch for the log, inside its transaction: inserted, found, or refused.
 
-The rules of the contract of a sink (``leasehold.spark.sinks.port``) are here, over the rows that a
+The rules of a sink (``leasehold.spark.sinks.port``) are applied here, to the rows that the
 transaction sees. A refusal is returned, not raised: it is counted in the same transaction.
 """
 
@@ -27,12 +27,12 @@ class CommitRequest:
     """What a commit asks for.
 
     Attributes:
-        sink: who writes, by a name that stays the same when it is started again.
-        group: whose positions are moved.
-        producer: batches of one lane are published one after the other.
-        parts: what is read, under which epochs.
+        sink: the writer, by a name that stays the same across restarts.
+        group: the group whose positions are moved.
+        producer: batches of one producer are published one after the other.
+        parts: the ranges that were read, with their epochs.
         holder, began_at: for the history.
-        by_number: the shares are batch numbers of a query: one that begins anew after a crash may
+        by_number: the ranges are batch numbers of a query: one that restarts after a crash may
             find its last batch committed under an older epoch.
         fence_key: a key of the store that must be held, under ``fence_epoch``; empty: none.
     """
@@ -50,7 +50,7 @@ class CommitRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedBatch:
-    """A batch that is committed. ``partitions``: how many the stream had then."""
+    """A committed batch. ``partitions``: how many the stream had then."""
 
     sink: str
     number: int
@@ -65,16 +65,16 @@ class PublishedBatch:
 
     @property
     def label(self) -> str:
-        """In words."""
+        """The batch as text."""
         return f"batch {self.number} of {self.sink} ({self.rows} events for {self.stream!r})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitResult:
-    """The answer to a commit.
+    """The result of a commit.
 
-    ``publish_first``: batches of its lane that must be published first; then nothing was done.
-    ``record`` None with none of those: it was done before, and is not remembered any more.
+    ``publish_first``: batches of the same producer that must be published first; nothing was done.
+    ``record`` is None without these if it was committed before, and its record was deleted since.
     """
 
     record: PublishedBatch | None
@@ -93,7 +93,7 @@ class PublicationStep:
     def run(
         self, staged: Sequence[StagedFile], *, unfit: LeaseholdError | None
     ) -> CommitResult | LeaseholdError:
-        """Enter it, find it, or say why not."""
+        """Insert the batch, find it, or return the refusal."""
         request, tx = self.request, self.tx
         last = ensure_sink(tx, request.sink, self.stream)
         if isinstance(last, LeaseholdError):
@@ -140,7 +140,7 @@ class PublicationStep:
         )
 
     def _is_committed(self, part: BatchPart) -> bool:
-        """Whether this share was committed before."""
+        """Return whether this part was committed before."""
         known, moved_epoch = self._position(part)
         same_owner = self.request.by_number or moved_epoch == part.epoch
         return known.position == part.range.end and same_owner
@@ -151,9 +151,9 @@ class PublicationStep:
             return None
         if not self.request.by_number:
             return SinkChanged(
-                f"{self.request.sink} holds {self.request.group} up to {known.position} in partition "
-                f"{part.range.partition}, and the batch is {part.range}: somebody else moved "
-                "the position; start the pipeline again, it goes on from there"
+                f"{self.request.sink} holds {self.request.group} up to {known.position} in "
+                f"partition {part.range.partition}, and the batch is {part.range}: somebody else "
+                "moved the position; start the pipeline again, it goes on from there"
             )
         if known.position < part.range.start:
             return None  # the query wrote elsewhere meanwhile
@@ -221,7 +221,7 @@ class PublicationStep:
 
 
 def ensure_sink(tx: Tx, sink: str, stream: StreamInfo) -> int | SinkChanged:
-    """The number of the last commit of the sink, which is made if it is new."""
+    """Insert the sink if it is new; return the number of its last commit."""
     created_at = stream.created_at
     tx.run("sink_put", sink=sink, stream=stream.name, created_at=created_at)
     row = tx.one("sink_get", sink=sink)
@@ -230,14 +230,15 @@ def ensure_sink(tx: Tx, sink: str, stream: StreamInfo) -> int | SinkChanged:
     if (row[0], row[1]) != (stream.name, created_at):
         there = f"{row[0]!r} of {row[1]}"
         return SinkChanged(
-            f"{sink} has written to the stream {there}, and this is {stream.name!r} of {created_at}: the "
-            "stream was made anew, or the name is used twice; give the sink another name"
+            f"{sink} has written to the stream {there}, and this is {stream.name!r} of "
+            f"{created_at}: the stream was made anew, or the name is used twice; give the sink "
+            "another name"
         )
     return int(row[2])
 
 
 def position_of(tx: Tx, sink: str, group: str, partition: str) -> tuple[SinkPosition, int]:
-    """What is known of a partition, and the epoch of its last commit."""
+    """Return what is known of a partition, and the epoch of its last commit."""
     row = tx.one("position_get", sink=sink, grp=group, partition=partition)
     if row is None:
         return SinkPosition(), 0
@@ -245,7 +246,7 @@ def position_of(tx: Tx, sink: str, group: str, partition: str) -> tuple[SinkPosi
 
 
 def batch_from_row(row: Any) -> PublishedBatch:
-    """A row of ``commit_get``."""
+    """Return the batch of a row of ``commit_get``."""
     sink, number, stream, created_at, producer, partitions, rows, size, listed, published = row
     return PublishedBatch(
         sink=sink,
@@ -262,7 +263,7 @@ def batch_from_row(row: Any) -> PublishedBatch:
 
 
 def fenced_write(group: str, partition: str, epoch: int, known: int) -> FencedWrite:
-    """The refusal of a write under ``epoch``, where ``known`` is higher."""
+    """Return the refusal of a write under ``epoch``, where ``known`` is higher."""
     return FencedWrite(
         f"{group}/{partition} was taken over under epoch {known}, and this write is under epoch "
         f"{epoch}: it was refused and changed nothing; stop, somebody else goes on",

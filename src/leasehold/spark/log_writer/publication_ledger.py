@@ -1,7 +1,7 @@
-"""The book of batches for the log: who may commit what, what is committed, what is published.
+"""The publication ledger: which batches for the log are committed, and which are published.
 
 Every call is one transaction of the store's database. A commit is the one atomic step of a batch:
-its record, its files, and the positions and epochs of all its shares, or nothing. It is refused
+its record, its files, and the positions and epochs of all its parts, or nothing. It is refused
 under an epoch that is over, and the same commit again finds the record of the first.
 """
 
@@ -42,18 +42,11 @@ class PublicationLedger:
     """Made by ``PublicationLedger.open``. Safe to use from several threads."""
 
     def __init__(self, database: BlockingDatabase) -> None:
-        """Over a database that is open."""
         self._database = database
 
     @classmethod
     def open(cls, url: str, *, clock: Clock) -> Self:
-        """Open the book in the database that ``url`` names.
-
-        Raises:
-            InvalidUrl: the URL names no database that can keep a log.
-            StoreUnavailable: there is no answer.
-            StoreUnusable: it can not serve.
-        """
+        """Open the ledger in the database that ``url`` names."""
         return cls(open_blocking(url, queries=_queries(), clock=clock, guard="guard"))
 
     @property
@@ -69,13 +62,7 @@ class PublicationLedger:
         *,
         unfit: LeaseholdError | None = None,
     ) -> CommitResult:
-        """Enter a batch, in one step. ``unfit``: why it can not be entered, if it is not there yet.
-
-        Raises:
-            FencedWrite: an epoch is over: somebody else goes on. Nothing was entered.
-            SinkChanged: it does not follow what was committed before.
-            StoreUnavailable: unknown whether it was done: call it again.
-        """
+        """Insert a batch, in one step. ``unfit``: why it cannot be inserted if it is new."""
 
         def step(tx: Tx) -> CommitResult | LeaseholdError:
             return PublicationStep(tx, request, stream).run(staged, unfit=unfit)
@@ -88,11 +75,7 @@ class PublicationLedger:
     def fence(
         self, sink: str, group: str, epochs: Mapping[str, int], stream: StreamInfo
     ) -> Mapping[str, SinkPosition]:
-        """Raise epochs; return what was known before.
-
-        Raises:
-            SinkChanged: the stream was made anew.
-        """
+        """Raise epochs; return what was known before."""
 
         def step(tx: Tx) -> dict[str, SinkPosition] | LeaseholdError:
             changed = ensure_sink(tx, sink, stream)
@@ -109,11 +92,7 @@ class PublicationLedger:
         return answer
 
     def move(self, sink: str, group: str, positions: Mapping[str, SinkPosition]) -> None:
-        """Put positions anywhere.
-
-        Raises:
-            FencedWrite: an epoch is higher; nothing was moved.
-        """
+        """Set positions to any value."""
 
         def step(tx: Tx) -> FencedWrite | None:
             for partition, position in positions.items():
@@ -138,10 +117,11 @@ class PublicationLedger:
         group: str = "",
         partitions: frozenset[str] = frozenset(),
     ) -> list[PublishedBatch]:
-        """What is committed and not published, and is to be published by whoever asks.
+        """Return the committed batches that the caller is to publish.
 
-        That is what nobody is at work on; and at once: the lane of a sink, and what a group has
-        committed of ``partitions``, which have a new owner.
+        These are batches without a recent heartbeat; and without waiting for that, those of the
+        sink's producer and those that a group has committed of ``partitions``, which have a new
+        owner.
         """
 
         def step(tx: Tx) -> list[PublishedBatch]:
@@ -159,7 +139,7 @@ class PublicationLedger:
         return self._database.read(step)
 
     def unpublished_files(self, stream: str) -> set[str]:
-        """The files of all batches that are not published.
+        """Return the files of all batches that are not published.
 
         Asked under the write lock: a commit whose answer was lost is over by then, done or not.
         """
@@ -167,7 +147,7 @@ class PublicationLedger:
         return {file.path for row in rows for file in batch_from_row(row[:10]).files}
 
     def heartbeat(self, record: PublishedBatch) -> bool:
-        """Say that somebody is at work on it; False if there is nothing to do any more."""
+        """Record that the batch is being published; return False if it is published already."""
         return self._database.write(
             lambda tx: (
                 tx.run("commit_heartbeat", sink=record.sink, number=record.number, now=tx.now) > 0
@@ -175,7 +155,7 @@ class PublicationLedger:
         )
 
     def publish(self, record: PublishedBatch, *, forget: bool) -> None:
-        """Note that all its events are in the log. ``forget``: the whole sink was for it alone."""
+        """Record that all its events are in the log. ``forget``: the sink was for it alone."""
 
         def step(tx: Tx) -> None:
             sink, number = record.sink, record.number
@@ -191,11 +171,11 @@ class PublicationLedger:
         self._database.write(step)
 
     def history(self, sink: str, group: str) -> list[tuple[Any, ...]]:
-        """The shares of all commits that are remembered, oldest first."""
+        """Return the parts of all recorded commits, oldest first."""
         return self._database.read(lambda tx: tx.all("history", sink=sink, grp=group))
 
     def refused(self, sink: str) -> int:
-        """How many writes under an older epoch were refused."""
+        """Return how many writes under an older epoch were refused."""
         row = self._database.read(lambda tx: tx.one("sink_get", sink=sink))
         return 0 if row is None else int(row[3])
 

@@ -1,31 +1,27 @@
-"""Writing batches of rows to the log from Spark: all of a batch or nothing of it, once.
+"""Publication of batches of rows in the log: all of a batch or nothing of it, once.
 
 1. **Stage.** Tasks write their rows to files in a directory that executors and drivers share
-   (``rows``). Only the files that a task has returned count.
+   (``staged_rows``). Only files that a task has returned count.
 2. **Commit.** The driver enters the batch in the store's database: its files, and the positions and
-   epochs that it moves, in one transaction (``ledger``). That is the commit point. A batch
-   that was entered before is not entered again, and one under an epoch that is over is refused.
-3. **Publish.** The files are sent to the log (``sending``). The log recognises what was
-   sent before, so this may be done again, by another process, and by two at once.
-4. The batch is noted as published and its files are removed.
+   epochs that it moves, in one transaction (``publication_ledger``). That is the commit point. A
+   batch that was entered before is found, and one under an epoch that is over is refused.
+3. **Publish.** ``BatchSender`` sends the files to the log. This may be repeated, also by another
+   process and by two at the same time.
+4. The batch is recorded as published and its files are removed.
 
-A crash before 2 leaves nothing but files that nobody looks at. After 2 the batch will be in the
-log: whoever commits next, opens the sink, or takes its partitions over, first finishes what was
-left. That is all or nothing for crashes and failures, **not isolation**: while a batch is being
-published, readers of the log see a part of it.
+A crash before 2 leaves only files that nothing reads. After 2 the batch will be in the log: the
+process that commits next, opens the sink, or takes over its partitions first publishes it. That is
+all or nothing for crashes and failures, **not isolation**: while a batch is being published,
+readers of the log see a part of it.
 
-Sends the staged events of a batch to the log, each once, whoever else does so or has done so.
+The log recognises repeated events by the producer's own sequence numbers. Event ``i`` of a
+partition in batch ``n`` of a producer has the number ``n * 2**32 + i``:
 
-The log recognises what a producer has sent before by the producer's own numbers of its events. All
-batches of a lane are one producer, and event ``i`` of a partition in batch ``n`` has the number
-``n * 2**32 + i``. So:
-
-* Sent again, by this process or another, in other cuts, after a part of it was stored: the log
-  leaves out what it has. An event is sent only when those before it are stored, so what it has is
-  always the beginning.
-* A process that wakes up late and sends an old batch has lower numbers than what came after it:
-  the log leaves out all of it. This needs that a batch is sent whole before the next of its lane.
-* A lane is one of the 10,000 producers that a partition remembers, however many batches it has.
+* Sent again, by any process, split differently, after a part was stored: the log skips what it has.
+  An event is sent only when those before it are stored, so what it has is always the beginning.
+* A process that resumes late and sends an old batch has lower numbers than what followed: the log
+  skips all of it. So a batch is sent whole before the next one of its producer.
+* A sink's producer is one of the 10,000 that a partition remembers, for any number of batches.
 """
 
 from __future__ import annotations
@@ -86,23 +82,17 @@ StagedBatches = list[
 
 
 class PublicationEnded(Exception):
-    """Somebody else has finished the batch."""
+    """Another process has published the batch."""
 
 
 def producer_id(record: PublishedBatch) -> bytes:
-    """The 16 bytes by which the log knows the lane of a batch."""
+    """Return the 16 bytes by which the log knows the producer of a batch."""
     name = f"leasehold-spark\0{record.stream_created_at}\0{record.sink}\0{record.producer}"
     return hashlib.sha256(name.encode()).digest()[:16]
 
 
 def read_staged(record: PublishedBatch) -> StagedBatches:
-    """The batches of all files of a record where they lie, in their order, looked through.
-
-    Raises:
-        FileNotFoundError: a file is gone: the batch is published, or somebody removed it.
-        DataDamaged: a file is not as it was staged.
-        VolumeUnusable: a file can not be read.
-    """
+    """Return the batches of all files of a record, in order and verified; not copied."""
     found: StagedBatches = []
     for file in record.files:
         try:
@@ -120,7 +110,7 @@ def read_staged(record: PublishedBatch) -> StagedBatches:
 
 
 class BatchSender:
-    """Sends one record. ``heartbeat`` says that somebody is at work, and whether there is work left."""
+    """Sends one record. ``heartbeat`` reports progress, and whether there is work left."""
 
     def __init__(
         self,
@@ -144,14 +134,7 @@ class BatchSender:
         self._producer_id = producer_id(record)
 
     def send(self, staged: StagedBatches) -> None:
-        """Return when all events are stored, durably.
-
-        Raises:
-            Over: somebody else has finished it.
-            StoreUnavailable: not all could be stored in time; try again.
-            UnknownStream: the stream was deleted.
-            FileHeld: a partition is written on another machine.
-        """
+        """Return when all events are stored, durably."""
         if not staged:
             return
         numbers = set(range(self._record.partitions))
@@ -179,7 +162,7 @@ class BatchSender:
             courier.close()
 
     def _rows_of(self, number: int, staged: StagedBatches) -> Iterator[pa.RecordBatch]:
-        """The rows for one partition. If the stream has grown since, they are shared out anew."""
+        """Yield the rows for one partition, distributed again if the stream has grown since."""
         partitions = self._record.partitions
         for count, at, rows in staged:
             if count == partitions:
@@ -235,7 +218,6 @@ class Publisher:
         clock: Clock,
         step: Callable[[str], None],
     ) -> None:
-        """Made by ``Publisher.open``."""
         self._log = log
         self._ledger = ledger
         self._clock = clock
@@ -259,11 +241,6 @@ class Publisher:
         ``staging``: a directory that executors and drivers share; by default one beside the first
         volume of the log, which is right if all of them see the volumes at the same path.
         ``step`` is called between the steps of a batch, for tests.
-
-        Raises:
-            UnknownStream: there is none; the message names those there are.
-            UsageError: the store has no log.
-            InvalidUrl, StoreUnavailable, StoreUnusable: the store can not be opened.
         """
         clock = clock or SystemClock()
         with ExitStack() as undo:
@@ -295,13 +272,9 @@ class Publisher:
         return self._stream.name
 
     def plan(self, *, shared: bool = False) -> StagingPlan:
-        """Where tasks are to stage one batch: a directory that is new and theirs alone.
+        """Return where tasks are to stage one batch: a new directory for it alone.
 
-        ``shared``: one for all batches of all queries instead, which stays.
-
-        Raises:
-            UnknownStream: the stream was deleted.
-            VolumeUnusable: there can be no such directory.
+        ``shared``: one permanent directory for all batches of all queries instead.
         """
         found = self._log.stream(self._stream.name)
         directory = self._staging / (_SHARED_DIRECTORY if shared else new_token())
@@ -315,24 +288,11 @@ class Publisher:
         return StagingPlan.of(found, str(directory))
 
     def fence(self, sink: str, group: str, epochs: Mapping[str, int]) -> Mapping[str, SinkPosition]:
-        """Raise epochs; return what was known before.
-
-        Raises:
-            SinkChanged: the stream was made anew.
-            UnknownStream: the stream was deleted.
-        """
+        """Raise epochs; return what was known before."""
         return self._ledger.fence(sink, group, epochs, self._log.stream(self.stream))
 
     def commit(self, request: CommitRequest, staged: Iterable[StagedFile]) -> PublishedBatch | None:
-        """Commit a batch and publish it; None if it was done before and is forgotten.
-
-        Raises:
-            FencedWrite: an epoch is over: somebody else goes on. Nothing was entered.
-            SinkChanged: the batch does not follow what was committed before.
-            SinkUnfit: it has too many rows.
-            VolumeUnusable: a staged file is not to be seen here.
-            StoreUnavailable: unknown whether it was done, or not yet published: call it again.
-        """
+        """Commit a batch and publish it; None if it was done before and is forgotten."""
         files = sorted(staged, key=lambda each: (each.task, each.path))
         unfit = _reason_unfit(files)  # of a batch that was published before the files are gone
         stream = self._log.stream(self._stream.name)
@@ -354,15 +314,7 @@ class Publisher:
         return record
 
     def finish(self, record: PublishedBatch) -> None:
-        """Publish what is committed. Again, and by several at once, is harmless.
-
-        Raises:
-            StoreUnavailable: not all could be stored in time; it is committed, and will be
-                finished by whoever comes next.
-            DataDamaged, VolumeUnusable: a staged file can not be read.
-            FileHeld: a partition is written on another machine.
-            UnknownStream: the stream was deleted; the batch is gone with it.
-        """
+        """Publish what is committed. Safe to call twice, and from several processes."""
         forget = record.sink.startswith(SAVE_PREFIX)
         try:
             sender = BatchSender(
@@ -412,9 +364,10 @@ class Publisher:
             _remove_if_empty(directory)
 
     def discard(self, files: Iterable[StagedFile], plan: StagingPlan | None = None) -> None:
-        """Remove what was staged, if it is not committed; of a plan all there is. Never raises.
+        """Remove what was staged, if it is not committed; of a plan, all files. Never raises.
 
-        What can not be found out now is left: it is swept when it is a day old.
+        If the store cannot be asked now, the files are left: they are swept when they are a day
+        old.
         """
         try:
             kept = self._ledger.unpublished_files(self.stream)
@@ -437,11 +390,7 @@ class Publisher:
         group: str = "",
         partitions: frozenset[str] = frozenset(),
     ) -> int:
-        """Finish what others left, as ``PublicationLedger.unpublished`` finds it; return how many batches.
-
-        Raises:
-            LeaseholdError: as ``finish``.
-        """
+        """Publish the batches of ``PublicationLedger.unpublished``; return how many."""
         unpublished = self._ledger.unpublished(
             self.stream, sink=sink, producer=producer, group=group, partitions=partitions
         )
@@ -452,7 +401,7 @@ class Publisher:
         return len(unpublished)
 
     def close(self) -> None:
-        """Give everything back. Again is harmless."""
+        """Close the log and the ledger. Safe to call twice."""
         self._ledger.close()
         self._log.close()
 
@@ -466,16 +415,16 @@ class Publisher:
             ) from error
 
     def _try_publish_unfinished(self) -> None:
-        """Finish what others left, if that can be done; our own batch is done."""
+        """Publish what others left, if possible; the caller's own batch is done."""
         try:
             self.publish_unfinished()
         except LeaseholdError as error:
             log.warning("batches that others left could not be published yet: %s", error)
 
     def _sweep(self) -> None:
-        """Remove what is a day old: files of no batch that is to be published, empty directories.
+        """Remove what is a day old: files of no unpublished batch, and empty directories.
 
-        A driver that dies between its plan and its first file leaves such a directory.
+        A driver that crashes between its plan and its first file leaves such a directory.
         """
         before_s = (self._clock.utc_now() - _ORPHAN_AGE).timestamp()
         try:
@@ -502,7 +451,7 @@ class Publisher:
 
 
 def _reason_unfit(files: Sequence[StagedFile]) -> LeaseholdError | None:
-    """Why these could not be published once they are entered."""
+    """Return why these files could not be published once they are committed."""
     for file in files:
         if not Path(file.path).is_file():
             return VolumeUnusable(
@@ -517,7 +466,7 @@ def _reason_unfit(files: Sequence[StagedFile]) -> LeaseholdError | None:
 
 
 def _remove_if_empty(directory: Path) -> None:
-    """Remove a directory, if it is empty and was for one batch."""
+    """Remove a directory if it is empty and was for one batch."""
     if directory.name != _SHARED_DIRECTORY:
         with suppress(OSError):
             directory.rmdir()

@@ -1,9 +1,9 @@
-"""Rows on their way into the log: checked, shared out to partitions, and staged in a file.
+"""Rows for the log: checked, distributed to partitions, and staged in a file.
 
 Tasks do this, on any machine that sees the staging directory; they need no store. A staged file is
-an Arrow file whose batches each belong to one partition of the stream and are small enough for a
-frame of the log. It is whole, has its checksum taken, and is safe from a power cut when ``stage``
-returns; a task that fails leaves none. Nothing that the log could refuse later gets into one.
+an Arrow file whose batches each contain rows of one partition of the stream and are small enough
+for a frame of the log. When ``stage`` returns, the file is complete, has a checksum, and is safe
+from a power cut; a task that fails leaves none. Rows that the log could refuse later are refused.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class StagingPlan:
 
     @classmethod
     def of(cls, stream: StreamInfo, directory: str) -> StagingPlan:
-        """The plan for a stream as it is now."""
+        """Return the plan for a stream as it is now."""
         segment_bytes = stream.settings.segment_bytes
         return cls(
             stream=stream.name,
@@ -58,7 +58,7 @@ class StagingPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagedFile:
-    """One file of one task. ``partitions``: how many there were when its rows were shared out."""
+    """One file of one task. ``partitions``: how many there were when its rows were distributed."""
 
     path: str
     task: int
@@ -69,11 +69,7 @@ class StagedFile:
 
 
 def check_columns(schema: pa.Schema) -> None:
-    """Return if rows with these columns can be events.
-
-    Raises:
-        SinkUnfit: they can not; the message names the columns.
-    """
+    """Return if rows with these columns can be events."""
     try:
         sent_batch(pa.Table.from_batches([], schema))
     except UsageError as error:
@@ -83,13 +79,9 @@ def check_columns(schema: pa.Schema) -> None:
 def stage(
     batches: Iterable[pa.RecordBatch], plan: StagingPlan, *, task: int, token: str
 ) -> StagedFile | None:
-    """Write the rows of a task to a file of their own; none if there are no rows.
+    """Write the rows of a task to a separate file; return None if there are no rows.
 
     ``token`` makes the name unlike that of any other attempt.
-
-    Raises:
-        SinkUnfit: an event is too big, a body is null, or a column is not what it should be.
-        VolumeUnusable: the staging directory is not there, or can not be written.
     """
     path = Path(plan.directory) / f"{task:05d}-{token}.arrow"
     try:
@@ -120,22 +112,14 @@ def stage(
 
 
 def size_and_checksum(path: Path) -> tuple[int, int]:
-    """The size and the checksum of a file.
-
-    Raises:
-        OSError: it can not be read.
-    """
+    """Return the size and the checksum of a file."""
     with pa.memory_map(str(path)) as source:
         buffer = source.read_buffer()
         return buffer.size, crc32c(memoryview(buffer))
 
 
 def staged_batches(path: str) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """The batches of a staged file where they lie, each with its partition.
-
-    Raises:
-        OSError: it can not be read.
-    """
+    """Yield the batches of a staged file, each with its partition; not copied."""
     reader = ipc.open_file(pa.memory_map(path))
     for number in range(reader.num_record_batches):
         batch, metadata = reader.get_batch_with_custom_metadata(number)
@@ -186,7 +170,7 @@ class _RowBuffer:
     sizes: dict[int, int] = field(default_factory=dict)
 
     def add(self, batch: pa.RecordBatch, *, turn: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """Take rows in; give what is enough. Those without a key go together to one partition."""
+        """Add rows; yield what fills a frame. Rows without a key go together to one partition."""
         if not batch.num_rows:
             return
         count = self.plan.partitions
@@ -199,7 +183,7 @@ class _RowBuffer:
             yield from self.flush()
 
     def flush(self) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """Give all there is."""
+        """Yield all buffered rows."""
         for number in sorted(self.waiting):
             yield number, self._take(number)
 

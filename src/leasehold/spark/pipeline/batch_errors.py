@@ -1,7 +1,7 @@
-"""Trouble that is no fault of the events: the store, the log's bytes, a disk.
+"""Failures that are not the fault of the events: the store, the bytes of the log, a disk.
 
-A task that meets it raises an error of ours, which arrives as an error of Spark's with ours in its
-text. A policy for bad events must not see it: it would drop good ones.
+A task raises such an error; it arrives as an error of Spark with the original in its text. A policy
+for bad events must not see it: it would drop good ones.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _BY_NAME = {each.__name__: each for each in _KINDS}
 
 
 def storage_error_in(error: Exception) -> StorageError | None:
-    """The trouble that it is, or that a task told with it; None if it may be the events' fault."""
+    """Return the storage error that it is or contains; None if it may be the events' fault."""
     if isinstance(error, _KINDS):
         return error
     name, words = leasehold_error_in(error) or ("", "")
@@ -35,6 +35,6 @@ def storage_error_in(error: Exception) -> StorageError | None:
 
 
 def name_batch(error: LeaseholdError, batch: Batch) -> None:
-    """Let the message name the partitions and ranges of the batch, if it does not yet."""
+    """Add the partitions and ranges of the batch to the message, if they are missing."""
     if batch.label not in str(error):
         error.args = (f"batch {batch.number} ({batch.label}): {error}",)

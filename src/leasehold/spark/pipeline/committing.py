@@ -1,7 +1,7 @@
-"""Committing a staged batch: looked at once more, then the sink, then the checkpoint.
+"""The commit of a staged batch: the lease is checked, then the sink commits, then the checkpoint.
 
-The look before the commit is a courtesy: a driver that slept sees by the clock that it is too late
-and saves everybody the trouble. What keeps its rows out is the sink, which knows the epochs.
+The check before the commit only saves work: a driver that was paused sees by the clock that it is
+too late. What keeps its rows out is the sink, which knows the epochs.
 """
 
 from __future__ import annotations
@@ -42,10 +42,9 @@ _MAX_STOP_TIMEOUT_S = 30.0
 
 
 class Committing:
-    """For one run of a pipeline; in a thread of its own. ``last``: what it committed last."""
+    """Commits the batches of one run, in a separate thread. ``last``: its last commit."""
 
     def __init__(self, context: RunContext) -> None:
-        """Nothing is committed yet."""
         self._context = context
         self._clock = context.clock
         self._stop_timeout_s = min(
@@ -56,15 +55,9 @@ class Committing:
         self.last: BatchCommitted | None = None
 
     def commit(self, work: Work, staged: Staged) -> bool:
-        """Commit the batch; False if nothing was written, and it is to be planned anew.
+        """Commit the batch; return False if nothing was written, and it must be planned again.
 
-        That is if it is not ours any more, or if what was staged is gone.
-
-        Raises:
-            SinkChanged: the sink is not as it was left.
-            SinkUnfit: the sink does not take these rows.
-            BatchFailed: what was staged is gone, again and again.
-            All of them name the partitions and ranges of the batch.
+        That is the case if it is no longer owned, or if what was staged is gone.
         """
         began_s = self._clock.boottime_s()
         try:
@@ -120,7 +113,7 @@ class Committing:
                 self._wait(f"the sink, to commit {work.batch.label}", error, failures)
 
     def _write_checkpoints(self, work: Work) -> None:
-        """Write the checkpoints. Without them a sink that keeps positions is right all the same."""
+        """Write the checkpoints. If that fails, a sink that keeps positions is still right."""
         failures = 0
         for each in work.batch.shares:
             self._pending_checkpoints[each.range.partition] = (
@@ -135,7 +128,7 @@ class Committing:
             self._wait("the store, to write checkpoints", error, failures)
 
     def write_pending_checkpoints(self) -> bool:
-        """Write the checkpoints that could not be written so far; True if none is left."""
+        """Write the checkpoints that could not be written so far; return whether none is left."""
         self._pending_checkpoints = {
             each: (handle, at)
             for each, (handle, at) in self._pending_checkpoints.items()

@@ -1,8 +1,8 @@
-"""The loop of a pipeline: plan, stage, commit; and what happens when one of them can not be done.
+"""The loop of a pipeline: plan, stage, commit, and what follows if one of them fails.
 
-One thread plans and stages; another one commits the batch before. A batch is committed only after
+One thread plans and stages; another one commits the previous batch. A batch is committed only after
 the one before it, so that the positions of a partition move in order. If a commit is refused, what
-was staged after it is thrown away, and the positions are asked from the sink anew.
+was staged after it is discarded, and the positions are read from the sink again.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _CHECK_INTERVAL_S = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunContext:
-    """What all parts of a running pipeline share."""
+    """What all parts of a running pipeline use."""
 
     spark: SparkSession
     frames: BatchFrames
@@ -64,10 +64,9 @@ class RunContext:
 
 
 class Engine:
-    """For one run. ``run`` is for the thread that called the pipeline."""
+    """Runs a pipeline once. ``run`` is for the thread that called the pipeline."""
 
     def __init__(self, context: RunContext) -> None:
-        """Nothing is begun."""
         self._context = context
         self._owned = context.owned
         self._options = context.options
@@ -90,7 +89,7 @@ class Engine:
         self._targets: dict[str, int] = {}
 
     def run(self, *, until_caught_up: bool) -> None:
-        """Work until asked to stop, or sent away, or everything that was there is done."""
+        """Work until asked to stop, or sent away, or caught up."""
         if until_caught_up:
             source = self._context.source
             self._targets = {
@@ -119,13 +118,13 @@ class Engine:
                 self._staging.close()
 
     def lost(self, key: str) -> None:
-        """A partition was lost: cancel the job that reads it. From any thread."""
+        """Cancel the job that reads a lost partition. From any thread."""
         self._staging.lost(key)
 
     # ------------------------------------------------------------- planning
 
     def _take_over(self) -> None:
-        """Open the partitions that came."""
+        """Open the partitions that were acquired."""
         fresh = self._owned.take_new()
         taken = dict(fresh)
         try:
@@ -178,7 +177,7 @@ class Engine:
                 return {}
 
     def _plan(self) -> Work | None:
-        """The next batch, or None if there is nothing to do."""
+        """Return the next batch, or None if there is nothing to do."""
         began_s = self._clock.boottime_s()
         if self._until_next_batch_s(began_s) > 0:
             return None
@@ -245,7 +244,7 @@ class Engine:
     # --------------------------------------------------------------- doing
 
     def _process(self, work: Work) -> None:
-        """Stage the batch while the one before is committed; then begin to commit it."""
+        """Stage the batch while the previous one is committed; then begin to commit it."""
         self._idle_rounds = 0
         handles = list(work.handles.values())
         if not self._owned.begin(handles):
@@ -276,7 +275,7 @@ class Engine:
             self._replan()
 
     def _await_commit(self) -> bool:
-        """Wait for the commit under way; False if it was refused: then all is planned anew."""
+        """Wait for the commit in flight; return False if it was refused and all is replanned."""
         if self._in_flight is None:
             return True
         (work, future), self._in_flight = self._in_flight, None
@@ -292,7 +291,7 @@ class Engine:
         return committed
 
     def _replan(self, refused: Work | None = None) -> None:
-        """Plan anew from what is committed; after a refusal the sink is asked what that is."""
+        """Plan again from what is committed; after a refusal the sink is asked for its position."""
         self._backlog.clear()
         if refused is not None and self._context.sink.atomic:
             self._unconfirmed.update(refused.handles)
@@ -301,7 +300,7 @@ class Engine:
         self._planned = dict(self._committed)
 
     def _split(self, first: tuple[Range, ...], second: tuple[Range, ...]) -> None:
-        """Do these two next, in this order."""
+        """Process these two next, in this order."""
         self._backlog.extendleft((second, first))
 
     # -------------------------------------------------------------- waiting
@@ -315,7 +314,7 @@ class Engine:
         )
 
     def _until_next_batch_s(self, now_s: float) -> float:
-        """How long it is until the next batch may begin."""
+        """Return the time until the next batch may begin."""
         if self._began_s is None:
             return 0.0
         return self._began_s + self._options.interval.total_seconds() - now_s
@@ -330,12 +329,12 @@ class Engine:
                 self._report_waiting("the store, to look for partitions", error)
 
     def _report_waiting(self, what: str, error: Exception) -> None:
-        """Say that something is waited for."""
+        """Report that something is waited for."""
         log.warning("waiting for %s: %s", what, error)
         self._context.event_bus.tell(Waiting(holder=self._owned.holder, what=what, error=error))
 
     def _is_caught_up(self) -> bool:
-        """Whether all that was there at the start is committed, by whomever."""
+        """Return whether all events that existed at the start are committed, by any driver."""
         self._await_commit()
         usable = self._owned.usable()
         open_targets = {
@@ -360,5 +359,5 @@ class Engine:
 
 
 def _is_readable(position: int, ends: PartitionEnds) -> bool:
-    """Whether the partition can be read on from there."""
+    """Return whether the partition can be read from there."""
     return ends.first <= position <= ends.next

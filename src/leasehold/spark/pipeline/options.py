@@ -25,25 +25,25 @@ _MAX_COUNT = 1_000_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineOptions:
-    """How a pipeline behaves; checked when it is made. All of it has a default.
+    """The options of a pipeline, checked on construction. All have a default.
 
     Attributes:
-        batch_events: the most events of one batch, over all partitions that are held.
-        local_events: a batch of at most so many events is read by the driver itself, which is
-            cheaper than a task for it; 0: never.
-        interval: the least time from the beginning of a batch to that of the next one.
-        start: where a partition begins of which neither sink nor store knows anything.
-        on_trimmed: where to go on when retention has removed the next event.
+        batch_events: maximum number of events in one batch, over all owned partitions.
+        local_events: a batch of at most this many events is read by the driver itself, which is
+            cheaper than a task; 0: never.
+        interval: minimum time from the beginning of a batch to that of the next one.
+        start: where a partition begins that neither sink nor store knows.
+        on_trimmed: where to resume when retention has removed the next event.
         columns: the columns of the events that the transformation needs; all by default.
-        tasks: into how many tasks a batch is cut; by default one for each core of Spark.
-        poison: what becomes of a batch that can not be transformed or staged.
-        dead_letters: where its events go if ``poison`` says so.
+        tasks: number of tasks of a batch; by default one for each core of Spark.
+        poison: what to do with a batch that cannot be transformed or staged.
+        dead_letters: where its events go if ``poison`` is ``dead_letter``.
         strategy, timing, weight, max_partitions: as of any member of a group.
-        drain_timeout: how long the batch under way may take when a partition is to be handed over.
-        discovery_interval: how often to look for new partitions.
+        drain_timeout: maximum duration of the batch in progress when a partition is handed over.
+        discovery_interval: how often to check for new partitions.
 
     Raises:
-        InvalidOptions, InvalidDuration: with what is wrong and what to write.
+        InvalidOptions, InvalidDuration: an option is invalid; the message gives a valid one.
     """
 
     batch_events: int = 500_000
@@ -63,7 +63,7 @@ class PipelineOptions:
     discovery_interval: timedelta = timedelta(seconds=10)
 
     def __post_init__(self) -> None:
-        """Refuse what can not work."""
+        """Refuse invalid options."""
         for name, value, least in (
             ("batch_events", self.batch_events, 1),
             ("local_events", self.local_events, 0),
@@ -90,7 +90,7 @@ class PipelineOptions:
         self.member(group="partition/check/check", name="check")
 
     def member(self, *, group: str, name: str) -> MemberOptions:
-        """The same, as the member of the group needs it."""
+        """Return the options of the group member."""
         return MemberOptions(
             group=group,
             name=name,

@@ -1,10 +1,8 @@
-"""What the next batch of a pipeline reads. Pure.
+"""The plan of a batch: the ranges it reads (pure), and a DataFrame over them.
 
-DataFrames over ranges of events.
-
-Each batch gets a new one: Spark may answer from the first run of a DataFrame whose input has
-changed since. A small batch is read by the driver and handed to Spark as it is; a large one is read
-by tasks. That is measured, and costs less than planning through the data source.
+Each batch gets a new DataFrame: Spark may answer from the first run of one whose input has changed
+since. A small batch is read by the driver and handed to Spark; a large one is read by tasks. That
+was measured, and costs less than planning through the data source.
 """
 
 from __future__ import annotations
@@ -31,10 +29,10 @@ if TYPE_CHECKING:
 def next_ranges(
     positions: Mapping[str, int], ends: Mapping[str, int], *, max_events: int
 ) -> tuple[Range, ...]:
-    """The next events of each partition, ``max_events`` in all at most.
+    """Return the next events of each partition, at most ``max_events`` in all.
 
-    Everybody gets the same; what a partition does not need goes to those that have more. So a
-    long backlog in one partition never keeps the others waiting. None of the ranges is empty.
+    All partitions get the same; what one does not need goes to those that have more. So a long
+    backlog in one partition never delays the others. None of the ranges is empty.
     """
     backlog = {
         partition: ends[partition] - position
@@ -57,7 +55,7 @@ def next_ranges(
 
 
 def halves(ranges: tuple[Range, ...]) -> tuple[tuple[Range, ...], tuple[Range, ...]]:
-    """The ranges in two parts of about the same size; both are empty if there is only one event."""
+    """Return the ranges in two parts of similar size; both are empty if there is only one event."""
     total = sum(map(len, ranges))
     if total <= 1:
         return (), ()
@@ -72,7 +70,7 @@ _MAX_LOCAL_BYTES = 8 << 20
 
 
 class BatchFrames:
-    """Makes them, for one stream."""
+    """Makes the DataFrames of one stream."""
 
     def __init__(
         self,
@@ -84,11 +82,7 @@ class BatchFrames:
         local_events: int = 0,
         task_count: int | None = None,
     ) -> None:
-        """``columns``: of ``EVENTS``, all by default.
-
-        Raises:
-            UsageError: an event has no such column.
-        """
+        """``columns``: of ``EVENTS``, all by default."""
         self._spark = spark
         self._source = source
         self._store = store
@@ -98,7 +92,7 @@ class BatchFrames:
         self._tasks = task_count or spark.sparkContext.defaultParallelism
 
     def of(self, ranges: Sequence[Range]) -> DataFrame:
-        """The events of the ranges."""
+        """Return the events of the ranges."""
         if sum(map(len, ranges)) <= self._local_events:
             table = self._read_locally(ranges)
             if table is not None:
@@ -109,11 +103,11 @@ class BatchFrames:
         return numbers.mapInArrow(reader, self.schema)
 
     def empty(self) -> DataFrame:
-        """No events, with the same columns."""
+        """Return a DataFrame without events, with the same columns."""
         return self._spark.createDataFrame(self._arrow.empty_table(), schema=self.schema)
 
     def _read_locally(self, ranges: Sequence[Range]) -> pa.Table | None:
-        """The events as a table; None if they are too big to go through the driver."""
+        """Return the events as a table; None if they are too big to go through the driver."""
         batches, size = [], 0
         for batch in read_events(self._source, self._store, ranges, self._arrow):
             batches.append(batch)
@@ -126,7 +120,7 @@ class BatchFrames:
 def task_reader(
     source: str, store: str, task_ranges: Sequence[str], schema: pa.Schema
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """A function for ``mapInArrow`` over the numbers of the shares."""
+    """Return a function for ``mapInArrow`` over the numbers of the tasks."""
 
     def read_tasks(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in numbers:

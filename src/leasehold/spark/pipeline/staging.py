@@ -1,9 +1,9 @@
-"""Transforming and staging a batch, and what becomes of one that can not be.
+"""The transformation and staging of a batch, and the handling of one that fails.
 
-A failure of a whole batch says nothing about which event it was. With a policy that goes on
-without the event, the batch is cut in two, and again, until the one event is found. A function that
-fails on no events at all is broken; that stops the pipeline under every policy. So does what is no
-fault of the events (``storage_error``), unless it passes: no event is dropped for it.
+A failure of a whole batch does not show which event caused it. With a policy that continues without
+the event, the batch is split in two, and again, until the one event is found. A function that fails
+on no events at all is broken; that stops the pipeline under every policy. So does a storage error
+(``batch_errors``), unless it passes: no event is dropped for it.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ _JOB_PROPERTIES = ("spark.jobGroup.id", "spark.job.description", "spark.job.inte
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """A batch, the ownerships it stands on, and when it was planned, by the clock."""
+    """A batch, the ownerships it depends on, and when it was planned, by the clock."""
 
     batch: Batch
     handles: Mapping[str, Handle]
@@ -88,11 +88,11 @@ class Work:
 
     @property
     def is_held(self) -> bool:
-        """Whether all its partitions may be acted upon at this very moment."""
+        """Whether all its partitions are owned now."""
         return all(each.valid for each in self.handles.values())
 
     def event_fields(self) -> dict[str, Any]:
-        """What every record about it says."""
+        """Return the fields of every event about it."""
         return {
             "holder": self.batch.holder,
             "number": self.batch.number,
@@ -102,7 +102,7 @@ class Work:
 
 
 class Staging:
-    """For one run of a pipeline."""
+    """Stages the batches of one run of a pipeline."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class Staging:
         split: Callable[[tuple[Range, ...], tuple[Range, ...]], None],
         last: Callable[[], BatchCommitted | None],
     ) -> None:
-        """``split`` has two parts of a batch done instead of it; ``last`` was committed last."""
+        """``split`` processes two parts of a batch instead; ``last`` returns the last commit."""
         self._context = context
         self._split = split
         self._last = last
@@ -121,14 +121,7 @@ class Staging:
         self._canceller = ThreadPoolExecutor(1, "leasehold-cancel")
 
     def staged(self, work: Work) -> Staged | None:
-        """The rows of the batch, staged; None if it is not to be committed as it is.
-
-        Raises:
-            BatchFailed: it can not be done, and the policy says to stop; or events can not be
-                read, or rows not be written, whatever the policy says.
-            SinkUnfit: its columns do not fit the sink.
-            SinkChanged: the sink is not as it was left.
-        """
+        """Return the rows of the batch, staged; None if it is not to be committed as it is."""
         attempt = outages = 0
         policy = self._context.options.poison
         while True:
@@ -164,15 +157,15 @@ class Staging:
                 self._pause(policy.pauses.pause_s(attempt, self._context.rng))
 
     def _is_gone(self) -> bool:
-        """Whether Spark was stopped, or its Java has died: then no attempt can succeed."""
+        """Return whether Spark was stopped, or its Java has ended: then no attempt can succeed."""
         gateway = getattr(self._spark_context, "_gateway", None)
         process = getattr(gateway, "proc", None)
-        return self._spark_context._jsc is None or (
+        return self._spark_context._jsc is None or (  # noqa: SLF001
             process is not None and process.poll() is not None
         )
 
     def _is_trimmed(self, work: Work) -> bool:
-        """Whether retention has removed a part of it since it was planned."""
+        """Return whether retention has removed a part of it since it was planned."""
         try:
             ends = self._context.source.ends([each.partition for each in work.ranges])
         except StoreError:
@@ -190,7 +183,7 @@ class Staging:
         self._context.owned.pause(seconds, unless=self._context.is_stopping)
 
     def lost(self, key: str) -> None:
-        """Cancel the job under way if it reads this partition. Returns at once."""
+        """Cancel the running job if it reads this partition. Returns immediately."""
         with self._lock:
             running = self._running
         if running is not None and key in running[1]:
@@ -216,7 +209,7 @@ class Staging:
         return staged
 
     def _describe(self, batch: Batch) -> str:
-        """What Spark's pages show of the batch, and of how the one before it went."""
+        """Return the description of the batch for Spark's UI, with the pace of the previous one."""
         text = f"{batch.group} batch {batch.number}: {batch.rows:,} events, {batch.label}"
         last = self._last()
         return text if last is None else f"{text}; batch {last.number} took {pace(last)}"
@@ -248,11 +241,7 @@ class Staging:
         return empty if self._drop_with_retry(work, error, attempts, empty) else None
 
     def _stage_empty_with_retry(self, work: Work, attempts: int) -> Staged | None:
-        """What the function makes of no events, staged; None if there was no time left for it.
-
-        Raises:
-            BatchFailed: it fails on no events at all.
-        """
+        """Stage what the function makes of no events; return None if there was no time for it."""
         times = 0
         while work.is_held and not self._context.is_stopping():
             try:
@@ -267,7 +256,7 @@ class Staging:
         return None
 
     def _stage_empty(self, batch: Batch) -> Staged:
-        """No events, transformed and staged; a sink whose staging is its write is left alone."""
+        """Transform and stage no events; a sink that writes in ``stage`` is left alone."""
         frame = _check_frame(self._context.function(self._context.frames.empty()))
         if self._context.sink.atomic:
             return self._context.sink.stage(frame, batch)
@@ -275,7 +264,7 @@ class Staging:
         return Staged(None)
 
     def _drop_with_retry(self, work: Work, error: Exception, attempts: int, empty: Staged) -> bool:
-        """Drop the one event; False if there was no time left to put it anywhere."""
+        """Drop the one event; return False if there was no time left to store it."""
         times = 0
         try:
             while work.is_held and not self._context.is_stopping():
@@ -294,7 +283,7 @@ class Staging:
         return False
 
     def _drop(self, work: Work, error: Exception, attempts: int) -> None:
-        """Put the one event into the dead letters, if the policy says so, and tell."""
+        """Put the one event into the dead letters, if the policy says so, and report it."""
         (part,) = work.batch.shares
         event_range, action = part.range, self._context.options.poison.then
         dead_letters = self._context.options.dead_letters
@@ -328,7 +317,7 @@ class Staging:
         )
 
     def close(self) -> None:
-        """End its thread, and take its words off the jobs of the caller."""
+        """End its thread, and remove its properties from the caller's jobs."""
         self._canceller.shutdown()
         if not self._is_gone():
             for name in _JOB_PROPERTIES:
@@ -356,6 +345,6 @@ def _batch_failed(
 
 
 def _error_text(error: Exception) -> str:
-    """The error in its own words, without the plan that Spark adds after them."""
+    """Return the error's own text, without the plan that Spark adds after it."""
     text = reason_of(error).split(";\n", maxsplit=1)[0].strip().removesuffix(".")
     return text if len(text) <= _MAX_ERROR_CHARS else f"{text[:_MAX_ERROR_CHARS]}…"

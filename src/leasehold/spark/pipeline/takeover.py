@@ -1,6 +1,6 @@
-"""Taking over partitions: the sink is fenced first, then asked how far it has come.
+"""Takeover of partitions: the sink is fenced first, then asked for its position.
 
-In this order nothing can slip between: when the sink has answered, no former owner can commit.
+In this order no commit can slip between: when the sink has answered, no former owner can commit.
 """
 
 from __future__ import annotations
@@ -30,35 +30,28 @@ _SET_AT_TAKEOVER = frozenset((PositionOrigin.START, PositionOrigin.OPERATOR))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumePoint:
-    """Where a partition goes on, and who said so."""
+    """Where a partition resumes, and what determined that."""
 
     position: int
     by: str
 
 
 class Takeover:
-    """Finds the places for one pipeline."""
+    """Finds the positions to resume at, for one pipeline."""
 
     def __init__(
         self, *, sink: Sink, owned: OwnedPartitions, source: RangeSource, options: PipelineOptions
     ) -> None:
-        """Nothing is asked yet."""
         self._sink = sink
         self._owned = owned
         self._source = source
         self._options = options
 
     def resume_points(self, handles: Mapping[str, Handle]) -> dict[str, ResumePoint]:
-        """The place of each partition; those that turn out to be lost are left out.
+        """Return the position of each partition; those that turn out to be lost are omitted.
 
-        When it returns, sink and checkpoint both stand there: a start by the options is settled
-        once for the group, and an operator's reset is done with once it is carried out.
-
-        Raises:
-            SinkChanged: sink and checkpoint contradict each other.
-            PositionLost: the place is not in the log (any more).
-            LeaseLost: one of them was lost meanwhile: ask again for those that are left.
-            StoreUnavailable: ask again.
+        When it returns, sink and checkpoint both have that position: a start by the options is
+        fixed once for the group, and an operator's reset is done once it is carried out.
         """
         known = self.fence_sink(handles)
         checkpoints = self._owned.checkpoints()
@@ -88,7 +81,7 @@ class Takeover:
         return resume_points
 
     def fence_sink(self, handles: Mapping[str, Handle]) -> dict[str, SinkPosition]:
-        """Fence the sink for these, and tell what it knows. What is lost already is left out."""
+        """Fence the sink for these, and return what it knows. What is lost already is omitted."""
         epochs = {each: handle.ownership.epoch for each, handle in handles.items()}
         known = self._sink.fence(self._owned.group, epochs) if self._sink.atomic else {}
         found = {}
@@ -101,7 +94,7 @@ class Takeover:
         return found
 
     def _give_up(self, handle: Handle, sink_epoch: int) -> None:
-        """The sink has heard of a later owner. If the store has not, it is not ours to write."""
+        """End an ownership that the sink knows to be over; raise if the store does not."""
         owned = handle.ownership
         if self._owned.epoch(owned.key) == owned.epoch:
             raise SinkChanged(

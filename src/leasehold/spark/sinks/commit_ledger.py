@@ -1,11 +1,12 @@
 """The ledger of a sink: positions, epochs and commits, as rows of a database.
 
-Everything here is a part of a transaction that the sink has open, so that its output and these rows
-are there together or not at all. Rules, as in ``leasehold.spark.sinks.port``: an epoch never falls,
-a position moves only from where a batch starts to its end, and the same commit again is found.
+Everything here is part of a transaction that the sink has open, so that its output and these rows
+are written together or not at all. Rules, as in ``leasehold.spark.sinks.port``: an epoch never
+decreases, a position moves only from where a batch starts to its end, and the same commit again is
+found.
 
-The rows of the partitions are locked in the order of their names: two batches that share partitions
-pass one after the other and never block each other; two that share none do not wait.
+The rows of the partitions are locked in the order of their names: two batches with common
+partitions run one after the other and never deadlock; two without do not wait for each other.
 """
 
 from __future__ import annotations
@@ -30,19 +31,19 @@ if TYPE_CHECKING:
 
 @cache
 def ledger_queries(schema: str = "") -> Mapping[str, str]:
-    """The statements of the ledger. ``schema``: where its tables lie, with a dot at its end."""
+    """Return the statements of the ledger. ``schema``: that of its tables, with a trailing dot."""
     return sql_of("ledger.sql", schema)
 
 
 def sql_of(name: str, schema: str = "") -> Mapping[str, str]:
-    """The statements of one of the sinks' ``.sql`` files, by name."""
+    """Return the statements of one of the sinks' ``.sql`` files, by name."""
     text = files("leasehold.spark.sinks").joinpath("sql", name).read_text(encoding="utf-8")
     return named_queries(text.replace("{schema}", schema))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitLedger:
-    """The rows of one sink. ``sink`` is its id in the database, ``name`` that for people."""
+    """The rows of one sink. ``sink`` is its id in the database, ``name`` its display name."""
 
     sink: str
     name: str
@@ -61,11 +62,7 @@ class CommitLedger:
         return before
 
     def move(self, tx: Tx, group: str, positions: Mapping[str, SinkPosition]) -> None:
-        """Put the positions where they are said to be.
-
-        Raises:
-            FencedWrite: an epoch is higher than the one given.
-        """
+        """Set the positions."""
         before = self._lock(tx, group, positions)
         for partition, known in sorted(positions.items()):
             if before[partition].epoch > known.epoch:
@@ -73,13 +70,9 @@ class CommitLedger:
         self._put_positions(tx, group, positions)
 
     def find_commit(self, tx: Tx, commit: str, batch: Batch) -> Written | None:
-        """What this commit has added, if it was done before; None if it may be done now.
+        """Return what this commit has added, if it was done before; None if it may be done now.
 
         The positions stay locked to the end of the transaction.
-
-        Raises:
-            FencedWrite: an epoch is higher.
-            SinkChanged: a position is neither where the batch starts nor where it ends.
         """
         known = self._lock(tx, batch.group, [each.range.partition for each in batch.shares])
         found: tuple[int, int, int] | None = tx.one("commit_get", id=commit)
@@ -106,7 +99,7 @@ class CommitLedger:
         return None
 
     def record(self, tx: Tx, commit: str, batch: Batch, written: Written) -> None:
-        """Move the positions to the end of the batch and remember the commit. After ``find_commit``."""
+        """Move the positions to the end of the batch; store the commit. After ``find_commit``."""
         self._put_positions(
             tx,
             batch.group,
@@ -142,7 +135,7 @@ class CommitLedger:
         )
 
     def commits(self, tx: Tx, group: str) -> list[Commit]:
-        """All that is remembered of a group, oldest first."""
+        """Return all stored commits of a group, oldest first."""
         return [_commit(row) for row in tx.all("history", sink=self.sink, grp=group)]
 
     # ------------------------------------------------------------- parts
@@ -172,7 +165,7 @@ class CommitLedger:
         )
 
     def _commit_ending_at(self, tx: Tx, group: str, part: BatchPart) -> Written:
-        """What the commit that ended here has added; nothing, if the position was moved here."""
+        """Return what the commit that ended here has added; nothing if the position was moved."""
         row = tx.one(
             "commit_ending",
             sink=self.sink,

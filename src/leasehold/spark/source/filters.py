@@ -1,8 +1,8 @@
-"""Filters that Spark hands down: which are taken, what they leave to read, and their exact test.
+"""Filters that Spark pushes down: which are accepted, what they leave to read, and their test.
 
-A filter that is taken is applied here to the letter, for Spark looks at it no more; all others are
-given back. Those on the partition, the number and the time also make the ranges shorter, so that
-what they leave out is not even read.
+An accepted filter is applied here exactly, because Spark does not apply it again; all others are
+returned. Filters on the partition, the number and the time also shorten the ranges, so that what
+they exclude is not even read.
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ _NEVER_NULL = frozenset(each.name for each in EVENTS.fields if not each.nullable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """Whole numbers from ``first`` up to, and without, ``end``; None is no bound."""
+    """Whole numbers from ``first`` up to, and without, ``end``; None means unbounded."""
 
     first: int | None = None
     end: int | None = None
 
     def intersect(self, *, first: int | None = None, end: int | None = None) -> Bounds:
-        """What is in both."""
+        """Return the intersection with other bounds."""
         firsts = [each for each in (self.first, first) if each is not None]
         ends = [each for each in (self.end, end) if each is not None]
         return Bounds(first=max(firsts, default=None), end=min(ends, default=None))
 
     def limited_by(self, each: Filter) -> Bounds:
-        """What is left of it by a comparison with a whole number."""
+        """Return what a comparison with a whole number leaves of it."""
         first: int | None = None
         end: int | None = None
         match each:
@@ -82,7 +82,7 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pushed:
-    """What was taken. ``tests``: the column, the function of Arrow, its value."""
+    """The accepted filters. ``tests``: the column, the function of Arrow, its value."""
 
     partitions: frozenset[str] | None = None
     numbers: Bounds = field(default_factory=Bounds)
@@ -92,7 +92,7 @@ class Pushed:
     def narrow(
         self, ranges: Iterable[Range], find: Callable[[str, Start], int]
     ) -> tuple[Range, ...]:
-        """What is left to be read. ``find`` tells which event a place is."""
+        """Return what is left to be read. ``find`` returns the event number of a start."""
         return tuple(
             left
             for each in ranges
@@ -115,7 +115,7 @@ class Pushed:
         return Range(partition=whole.partition, start=first, end=max(first, end))
 
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Only the rows that pass all tests."""
+        """Return only the rows that pass all tests."""
         for column, name, value in self.tests:
             arguments = [batch.column(column)]
             if name == "is_in":
@@ -130,7 +130,7 @@ NOTHING = Pushed()
 
 
 def push_filters(filters: Sequence[Filter]) -> tuple[Pushed, list[Filter]]:
-    """What we apply, and the filters that Spark has to apply."""
+    """Return the accepted filters, and those that Spark has to apply."""
     pushed = NOTHING
     rest: list[Filter] = []
     for each in filters:
@@ -143,7 +143,7 @@ def push_filters(filters: Sequence[Filter]) -> tuple[Pushed, list[Filter]]:
 
 
 def _push(pushed: Pushed, each: Filter) -> Pushed | None:
-    """With this filter too; None if it is not one of ours."""
+    """Add this filter; return None if it is not supported."""
     path: tuple[str, ...] = getattr(each, "attribute", ())
     column = path[0] if len(path) == 1 else ""
     if isinstance(each, IsNotNull) and column in _NEVER_NULL:
@@ -208,7 +208,7 @@ def _values(each: EqualTo | In) -> tuple[Any, ...]:
 
 
 def _compares_only(each: Any, kind: type) -> bool:
-    """Whether it compares with values of this kind only, and with one at least."""
+    """Return whether it compares with values of this kind only, and with one at least."""
     values = _values(each)
     return bool(values) and all(
         isinstance(value, kind) and not isinstance(value, bool) for value in values

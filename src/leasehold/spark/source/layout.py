@@ -1,14 +1,13 @@
-"""The rows of a read: which columns come from the event, which out of its body, in which order.
+"""The rows of a read: which columns come from the event, which from its body, in which order.
 
-Fields out of bodies that are JSON: one call into C++ for a batch, exact for each row.
+A body is one JSON object, in UTF-8. A missing field is null, a field that was not requested is
+omitted. Anything else is malformed: text that is not JSON, more than one object, a field with a
+value of another type. Nothing is guessed: a number is not text, and 1.5 is not a whole number.
 
-A body is one JSON object, in UTF-8. A field that is missing is null, one that was not asked for is
-left out. Anything else is malformed: text that is no JSON, more than one object, a field with a
-value of another kind. Nothing is guessed: a number is not text, and 1.5 is no whole number.
-
-Why the fast way is exact: all bodies begin with ``{`` and end with ``}``, and are parsed as one
-text with a line break between them. A line break between these two can not lie inside an object or
-a string, so the text is only valid if each body is; and with as many rows as bodies each is one.
+All bodies of a batch are parsed in one call into C++, exactly for each row. All bodies begin with
+``{`` and end with ``}``, and are parsed as one text with a line break between them. A line break
+between these two cannot be inside an object or a string, so the text is only valid if each body is;
+and with as many rows as bodies each is one.
 """
 
 from __future__ import annotations
@@ -47,14 +46,9 @@ _MAX_SHOWN_BYTES = 60
 
 
 class Decoder:
-    """Makes the columns ``fields`` out of bodies. It holds nothing that could not be pickled."""
+    """Decodes bodies to the columns ``fields``. It can be pickled."""
 
     def __init__(self, fields: StructType, *, null_malformed: bool = False) -> None:
-        """Look at the types.
-
-        Raises:
-            UsageError: a field has a type that JSON does not have, or may not be null.
-        """
         for field in fields.fields:
             _check_type(field.name, field.dataType, top=True)
             if not field.nullable:
@@ -71,15 +65,11 @@ class Decoder:
 
     @property
     def schema(self) -> pa.Schema:
-        """Of what comes out."""
+        """The schema of the result."""
         return self._schema
 
     def columns(self, batch: pa.RecordBatch) -> list[pa.Array]:
-        """The fields of all rows of ``batch``, which has partition, sequence_number and body.
-
-        Raises:
-            BatchFailed: a body is malformed, and that is not to become null.
-        """
+        """Return the fields of all rows of ``batch``: partition, sequence_number and body."""
         if not batch.num_rows:
             return [pa.array([], each.type) for each in self._schema]
         pieces = self._decode(batch)
@@ -88,7 +78,7 @@ class Decoder:
         return list(pa.concat_batches(pieces).columns)
 
     def _decode(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
-        """All at once if that goes well; else each half for itself, down to the malformed row."""
+        """Parse all rows together if possible; else each half, down to the malformed row."""
         try:
             return [self._parse(batch.column("body"))]
         except pa.ArrowException as error:
@@ -101,7 +91,7 @@ class Decoder:
             raise _malformed(batch, error) from error
 
     def _parse(self, bodies: pa.Array) -> pa.RecordBatch:
-        """Raises ``ArrowException``."""
+        """Parse the bodies; raise ``ArrowException`` if one is malformed."""
         text = pc.utf8_trim_whitespace(bodies.cast(pa.utf8()))
         whole = pc.and_(pc.starts_with(text, "{"), pc.ends_with(text, "}"))
         if not pc.all(whole, min_count=0).as_py():  # also: a null at the start ends the process
@@ -128,7 +118,7 @@ def _combine_chunks(column: pa.ChunkedArray) -> pa.Array:
 
 
 def _check_type(name: str, kind: DataType, *, top: bool = False) -> None:
-    """Raises ``UsageError``."""
+    """Raise ``UsageError`` if JSON has no such type."""
     if isinstance(kind, StructType):
         for field in kind.fields:
             _check_type(f"{name}.{field.name}", field.dataType)
@@ -160,11 +150,7 @@ _DECODING_COLUMNS = ("partition", "sequence_number", "body")  # the first two ar
 
 
 def default_schema(json: str) -> StructType | str:
-    """The columns of a read without a schema of its own: with fields of JSON, they stand for body.
-
-    Raises:
-        UsageError: JSON is to be decoded, and nobody says into which fields.
-    """
+    """Return the columns of a read without a schema; fields of JSON replace ``body``."""
     if not json:
         return EVENTS
     if json.lower() == "true":
@@ -181,15 +167,9 @@ def default_schema(json: str) -> StructType | str:
 
 
 class Layout:
-    """How rows with the columns ``wanted`` are made. It goes to the tasks by pickle."""
+    """How rows with the columns ``wanted`` are built. It is pickled for the tasks."""
 
     def __init__(self, wanted: StructType, options: ReadOptions) -> None:
-        """Look at the columns.
-
-        Raises:
-            UsageError: one is unknown, there twice, or of a type that it can not have; or there is
-                none.
-        """
         names = wanted.fieldNames()
         if not names:  # an Arrow batch without columns has no rows either: they would not count
             raise UsageError(
@@ -198,8 +178,8 @@ class Layout:
             )
         if repeated := sorted({name for name in names if names.count(name) > 1}):
             raise UsageError(
-                f"the columns {', '.join(repeated)} are there twice: a field of the body can not have "
-                "the name of a column of the event; name all wanted columns with .schema(…)"
+                f"the columns {', '.join(repeated)} are there twice: a field of the body can not "
+                "have the name of a column of the event; name all wanted columns with .schema(…)"
             )
         fields = StructType([each for each in wanted.fields if each.name not in _EVENT_COLUMNS])
         if not options.json:
@@ -213,7 +193,7 @@ class Layout:
         self._read_schema = self._columns_to_read(names)
 
     def _columns_to_read(self, names: Sequence[str]) -> pa.Schema:
-        """The columns of the event that have to be read."""
+        """Return the columns of the event that have to be read."""
         stored = arrow_schema(EVENTS)
         own = [self._wanted.field(name) for name in names if name in _EVENT_COLUMNS]
         if self._decoder is not None:
@@ -221,12 +201,7 @@ class Layout:
         return pa.schema(own)
 
     def rows(self, ranges: Sequence[Range], pushed: Pushed) -> Iterator[pa.RecordBatch]:
-        """All rows of the ranges that pass the filters.
-
-        Raises:
-            BatchFailed: a body is malformed.
-            LeaseholdError: as ``reading.events``.
-        """
+        """Yield all rows of the ranges that pass the filters."""
         for batch in read_events(self._source, self._store, ranges, self._read_schema):
             left = pushed.apply(batch) if pushed.tests else batch
             if left.num_rows:

@@ -1,7 +1,7 @@
-"""What can be said to the data source when it reads, checked before anything is opened.
+"""The options of the data source for reading, checked before anything is opened.
 
-Every option is known or refused with the nearest name, and two that contradict each other are
-refused too. Spark does not tell upper from lower case in names of options; nor do we.
+An unknown option is refused with the nearest name, and so are two that contradict each other. Spark
+does not distinguish upper and lower case in names of options; neither does this module.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ _STARTS_ADVICE = 'write {"0": "seq:5", "3": "latest"}'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
-    """Where to read, from where to where, and in how many tasks at most.
+    """The events to read, and the maximum number of tasks.
 
     Attributes:
         source: the stream, as ``log:orders`` or ``orders``, or an event hub, as
             ``eventhubs://…``; that may hold a key and is never shown.
         store: the URL of the store; it may hold a password and is never shown.
-        partitions: only these; None for all there are.
-        start: where each partition begins, unless ``starts`` has another word on it.
-        end: where each ends.
-        ranges: exactly these events, instead of all of that.
-        tasks: the most that Spark gets at once.
-        json: the fields of the body in Spark's words, or ``true`` if the schema names them; "" for
-            a body that is left alone.
-        null_malformed: whether a body that is no such JSON gives nulls, and not an error.
-        max_events: for each batch of a stream; None for all there are.
-        skip_trimmed: whether a stream goes on with what is left where retention was faster.
+        partitions: only these; None for all.
+        start: where each partition begins, unless ``starts`` names it.
+        end: where each partition ends.
+        ranges: exactly these events, instead of the selection above.
+        tasks: maximum number of tasks.
+        json: the fields of the body as a Spark schema, or ``true`` if the schema names them; "" for
+            a body that is not decoded.
+        null_malformed: whether a malformed body gives nulls, and not an error.
+        max_events: maximum number of events in each batch of a stream; None for all.
+        skip_trimmed: whether a stream skips events that retention has removed.
     """
 
     source: str = field(repr=False)
@@ -66,17 +66,12 @@ class ReadOptions:
     skip_trimmed: bool = False
 
     def start_of(self, partition: str) -> Start:
-        """Where this partition begins."""
+        """Return where this partition begins."""
         return self.starts.get(partition, self.start)
 
 
 def parse(given: Mapping[str, str]) -> ReadOptions:
-    """Read the options of a batch or a stream.
-
-    Raises:
-        UsageError: one is missing, unknown or makes no sense; the message says what to write.
-        InvalidOptions: two of them contradict each other.
-    """
+    """Read the options of a batch or a stream."""
     options = check_option_names(given, NAMES, what="reading")
     source = _source(options)
     if not options.get("store") and is_in_store(source):
@@ -102,11 +97,7 @@ def parse(given: Mapping[str, str]) -> ReadOptions:
 
 
 def check_kind(given: Mapping[str, str], *, streaming: bool) -> None:
-    """Return if all options have a meaning for a batch, or for a stream.
-
-    Raises:
-        InvalidOptions: one has not.
-    """
+    """Return if all options are valid for a batch, or for a stream."""
     for name in _BATCH_ONLY if streaming else _STREAM_ONLY:
         if name in check_option_names(given, NAMES, what="reading"):
             mine, other = ("stream", "batch") if streaming else ("batch", "stream")
@@ -118,11 +109,7 @@ def check_kind(given: Mapping[str, str], *, streaming: bool) -> None:
 def check_option_names(
     given: Mapping[str, str], allowed: Sequence[str], *, what: str
 ) -> dict[str, str]:
-    """The same, by the names as we write them; Spark does not keep their case.
-
-    Raises:
-        UsageError: there is no such option; the message names the nearest.
-    """
+    """Return the options by their documented names; Spark does not keep their case."""
     names = {name.lower(): name for name in allowed}
     options: dict[str, str] = {}
     for name, value in given.items():

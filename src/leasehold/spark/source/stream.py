@@ -1,18 +1,17 @@
-"""Structured Streaming: offsets by partition, bounded batches, and no word about progress.
+"""Structured Streaming reads: offsets by partition, and bounded batches.
 
 Guarantees:
 
-* A batch is what its two offsets say, and nothing else: when it is repeated after a crash, the same
-  events come. Offsets never go back.
-* New partitions are read from their first event on. One that the option ``partitions`` leaves out
-  keeps its offset, and nothing that happens to it matters.
-* Where the events at an offset are not there, the query fails with the partition and the range,
+* A batch is exactly what its two offsets define: when it is repeated after a crash, the same events
+  are read. Offsets never decrease, whatever the log reports: Spark would read events twice.
+* New partitions are read from their first event on. One that the option ``partitions`` excludes
+  keeps its offset.
+* Where the events at an offset do not exist, the query fails with the partition and the range,
   unless ``onTrimmed`` is ``earliest``.
-* A store that does not answer is asked again for a minute before the query fails.
+* A store that does not answer is retried for a minute before the query fails.
+* No progress is published: Spark never confirms the last batch.
 
-The offsets of a stream: for each partition the number of the first event not read. Pure.
-
-Offsets never go back, whatever the log says: Spark would read what it has read before.
+The offset of a partition is the number of the first event not read.
 """
 
 from __future__ import annotations
@@ -57,10 +56,11 @@ Offsets = dict[str, int]
 
 
 def allot_by_lag(lags: Mapping[str, int], max_events: int | None) -> Offsets:
-    """How much each partition may read, by its lag; together ``max_events``, and everyone one at least.
+    """Return how many events each partition may read, by its lag; ``max_events`` in all.
 
-    By the lag all are done at about the same time, so none runs ahead of the others. Where there
-    are fewer than partitions with a lag, those that lag most come first.
+    In proportion to the lag all are done at about the same time, so none runs ahead of the others.
+    Each gets at least one; if there are fewer events than partitions, those with the longest lag
+    are first.
     """
     lagging = {name: lag for name, lag in lags.items() if lag > 0}
     total = sum(lagging.values())
@@ -79,12 +79,7 @@ def allot_by_lag(lags: Mapping[str, int], max_events: int | None) -> Offsets:
 def check_available(
     start: Mapping[str, int], ends: Mapping[str, PartitionEnds], *, stream: str, skip_trimmed: bool
 ) -> None:
-    """Return if the events from ``start`` on are there. A partition it does not know is at 0.
-
-    Raises:
-        BeyondEnd: the checkpoint is of a longer stream, or of one with more partitions.
-        Trimmed: retention was faster, and they are not to be left out.
-    """
+    """Return if the events from ``start`` on exist. A partition it does not know is at 0."""
     if missing := sorted(set(start) - set(ends)):
         raise BeyondEnd(
             f"the checkpoint knows partition {missing[0]}, and {stream!r} has only "
@@ -112,7 +107,7 @@ def check_available(
 def next_offsets(
     start: Mapping[str, int], ends: Mapping[str, PartitionEnds], max_events: int | None
 ) -> Offsets:
-    """How far the next batch goes. Equal to ``start`` if there is nothing new."""
+    """Return the end of the next batch; equal to ``start`` if there is nothing new."""
     begin = {name: max(start.get(name, 0), known.first) for name, known in ends.items()}
     lags = {name: known.next - begin[name] for name, known in ends.items()}
     granted = allot_by_lag(lags, max_events)
@@ -122,7 +117,7 @@ def next_offsets(
 def ranges_between(
     start: Mapping[str, int], end: Mapping[str, int], firsts: Mapping[str, int]
 ) -> tuple[Range, ...]:
-    """The ranges of a batch, without what lies before ``firsts``."""
+    """Return the ranges of a batch, without the events before ``firsts``."""
     ranges = []
     for name, last in end.items():
         first = max(start.get(name, 0), firsts.get(name, 0))
@@ -138,16 +133,11 @@ _MAX_WAIT_S = 5.0
 
 
 class EventStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Lives in a process of its own beside the driver; a copy of it is in each task."""
+    """Runs in a separate process beside the driver; each task has a copy of it."""
 
     def __init__(
         self, schema: StructType, options: ReadOptions, *, clock: Clock | None = None
     ) -> None:
-        """Look at the columns.
-
-        Raises:
-            UsageError: one is unknown or has a wrong type.
-        """
         self._options = options
         self._layout = Layout(schema, options)
         self._clock = clock or SystemClock()
@@ -155,28 +145,22 @@ class EventStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._first: Offsets | None = None
 
     def initialOffset(self) -> Offsets:  # noqa: N802
-        """Where the options say. Spark asks twice, and gets the same answer."""
+        """Return where the options start. Spark asks twice, and gets the same answer."""
         if self._first is None:
             self._first = self._ask(self._begin)
         return self._first
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """As the option says."""
+        """Return the limit of the option."""
         max_events = self._options.max_events
         return ReadAllAvailable() if max_events is None else ReadMaxRows(max_events)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Go no further than what is there now."""
+        """Read no further than the current end."""
         self._target = {name: known.next for name, known in self._ask(self._ends).items()}
 
     def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:  # noqa: N802
-        """The end of the next batch.
-
-        Raises:
-            BeyondEnd, Trimmed: the events at ``start`` are not there.
-            UsageError: a partition that is to be read is not there.
-            StoreUnavailable: for a minute there was no answer.
-        """
+        """Return the end of the next batch."""
         options = self._options
         ends = self._ask(self._ends)
         read = {
@@ -191,7 +175,7 @@ class EventStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return next_offsets(start, ends, max_events)
 
     def reportLatestOffset(self) -> Offsets | None:  # noqa: N802
-        """Where the stream ends now: with it Spark shows how far behind the query is."""
+        """Return the end of the stream; with it Spark shows the lag of the query."""
         try:
             ends = self._ends(open_stream(self._options.source, self._options.store))
         except StoreUnavailable:
@@ -199,7 +183,7 @@ class EventStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {name: known.next for name, known in ends.items()}
 
     def partitions(self, start: Offsets, end: Offsets) -> list[EventPartition]:
-        """The tasks of a batch."""
+        """Return the tasks of a batch."""
         firsts: dict[str, int] = {}
         if self._options.skip_trimmed:
             moved = tuple(name for name, last in end.items() if last > start.get(name, 0))
@@ -208,7 +192,7 @@ class EventStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return plan_tasks(ranges_between(start, end, firsts), self._options.tasks)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one task."""
+        """Return the rows of one task."""
         if not isinstance(partition, EventPartition):
             return iter(())
         return self._layout.rows(partition.ranges, NOTHING)
@@ -216,8 +200,8 @@ class EventStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def commit(self, end: Offsets) -> None:
         """Do nothing.
 
-        Spark says this of a batch when the next one is planned, and never of the last one. Whoever
-        published progress from here would always show one batch too few.
+        Spark confirms a batch when the next one is planned, and never the last one. Progress
+        published from here would always be one batch behind.
         """
 
     def _begin(self, source: RangeSource) -> Offsets:
@@ -233,7 +217,7 @@ class EventStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return source.ends(selected_partitions(source, self._options.partitions))
 
     def _ask(self, call: Callable[[RangeSource], T]) -> T:
-        """The answer of the stream; a store that does not answer gets time."""
+        """Call the stream; retry a store that does not answer."""
         source, store = self._options.source, self._options.store
         until = self._clock.boottime_s() + _STORE_TIMEOUT_S
         wait_s = _FIRST_WAIT_S
@@ -251,7 +235,7 @@ class EventStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 def _limited_to(
     target: Mapping[str, int], ends: Mapping[str, PartitionEnds]
 ) -> dict[str, PartitionEnds]:
-    """The same, as if nothing had come since."""
+    """Return the ends as they were at the target."""
     return {
         name: PartitionEnds(first=known.first, next=min(known.next, target[name]))
         for name, known in ends.items()

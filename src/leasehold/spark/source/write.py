@@ -1,16 +1,14 @@
-"""Writing to the log through Spark's own API: ``df.write`` and ``df.writeStream``.
+"""Writes to the log through Spark's own API: ``df.write`` and ``df.writeStream``.
 
 Both stage in their tasks and publish in the driver's commit: see ``leasehold.spark.log_writer``. A
-batch write is all or nothing. A batch of a stream is stored once, however often its number comes,
-and not at all when the driver's fence is over.
+batch write is all or nothing. A batch of a stream is stored once, however often its number is
+committed, and not at all when the driver's fence is over.
 
-Spark makes a writer anew in each process that needs one, so a writer carries only what it was told;
-what a commit needs to know of a task comes with the task's message.
+Spark creates a writer in each process that needs one, so a writer carries only its options; what a
+commit needs to know of a task is in the task's message.
 
-What can be said to the data source when it writes, checked before anything is opened.
-
-Every option is known or refused with the nearest name. Spark does not tell upper from lower case in
-names of options; nor do we.
+Options are checked before anything is opened. An unknown option is refused with the nearest name;
+case is ignored, as in Spark.
 """
 
 from __future__ import annotations
@@ -57,14 +55,14 @@ _METADATA = "metadata"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteOptions:
-    """Where to write, and for a stream who writes.
+    """Where to write, and the identity of a streaming query.
 
     Attributes:
         stream: the name of the stream.
         store: the URL of the store; it may hold a password and is never shown.
         staging: the directory that executors and drivers share; empty: beside the log's volumes.
-        name: of the query, the same whenever it is started again; empty: that of its checkpoint.
-        checkpoint: where the query keeps its progress, as it was said.
+        name: of the query, the same across restarts; empty: the id of its checkpoint.
+        checkpoint: the checkpoint location of the query, as it was given.
         fence_key, fence_epoch: the key of the store that the driver holds, and its epoch.
     """
 
@@ -78,12 +76,7 @@ class WriteOptions:
 
 
 def parse(given: Mapping[str, str], *, streaming: bool) -> WriteOptions:
-    """Read the options of a write.
-
-    Raises:
-        UsageError: one is missing, unknown or makes no sense; the message says what to write.
-        InvalidOptions: two of them contradict each other.
-    """
+    """Read the options of a write."""
     allowed = (*_COMMON, *_STREAM_ONLY) if streaming else _COMMON
     parsed = check_option_names(given, allowed, what="this write")
     if not parsed.get("store"):
@@ -108,12 +101,9 @@ def parse(given: Mapping[str, str], *, streaming: bool) -> WriteOptions:
 
 
 def checkpoint_id(options: WriteOptions) -> str:
-    """The id that Spark gave the query's checkpoint; empty if it is not one of this machine.
+    """Return the id of the query's checkpoint; empty if it is not on this machine.
 
-    Of a query that was never started it is empty too.
-
-    Raises:
-        StoreUnavailable: it is of this machine, and can not be read.
+    It is also empty if the query was never started.
     """
     if not canonical_is_local(options.checkpoint):
         return ""
@@ -127,12 +117,9 @@ def checkpoint_id(options: WriteOptions) -> str:
 
 
 def running_id(options: WriteOptions) -> str:
-    """The same of a query that runs. A checkpoint of this machine has an id by then.
+    """Return the same of a running query. A checkpoint on this machine has an id by then.
 
-    A query that is known by another id for one batch would store that batch again.
-
-    Raises:
-        StoreUnavailable: the checkpoint is of this machine, and its id can not be read.
+    A query that had another id for one batch would store that batch again.
     """
     found = checkpoint_id(options)
     if not found and canonical_is_local(options.checkpoint) and _is_here(options):
@@ -141,11 +128,7 @@ def running_id(options: WriteOptions) -> str:
 
 
 def check_identity(options: WriteOptions) -> None:
-    """Return if the query will be known again when it is started again.
-
-    Raises:
-        UsageError: it has no name, and its checkpoint can not be read from here.
-    """
+    """Return if the query can be identified after a restart."""
     if options.name or canonical_is_local(options.checkpoint):
         return
     raise UsageError(
@@ -156,7 +139,7 @@ def check_identity(options: WriteOptions) -> None:
 
 
 def canonical_is_local(location: str) -> bool:
-    """Whether a checkpoint location is a directory of this machine."""
+    """Return whether a checkpoint location is a directory of this machine."""
     return bool(location) and canonical(location).startswith(_LOCAL)
 
 
@@ -174,7 +157,7 @@ def _directory(options: WriteOptions) -> Path:
 
 
 def _is_here(options: WriteOptions) -> bool:
-    """Whether the checkpoint is on this machine beyond doubt: Spark may have another default."""
+    """Return whether the checkpoint is surely on this machine: Spark may have another default."""
     return options.checkpoint.startswith(_LOCAL) or _directory(options).is_dir()
 
 
@@ -195,14 +178,7 @@ _PUBLISHERS: dict[tuple[int, str, str, str], Publisher] = {}
 def batch_writer(
     options: Mapping[str, str], schema: StructType, *, overwrite: bool
 ) -> DataSourceArrowWriter:
-    """For ``df.write``.
-
-    Raises:
-        UsageError: an option makes no sense, or it is to overwrite.
-        SinkUnfit: the columns are not those of events.
-        UnknownStream: there is no such stream; the message names those there are.
-        InvalidUrl, StoreUnavailable, StoreUnusable: the store can not be opened.
-    """
+    """Return the writer for ``df.write``."""
     if overwrite:
         raise UsageError(
             'a log is never overwritten: write with .mode("append"), into a new stream if the '
@@ -220,15 +196,7 @@ def batch_writer(
 def stream_writer(
     options: Mapping[str, str], schema: StructType, *, overwrite: bool
 ) -> DataSourceStreamArrowWriter:
-    """For ``df.writeStream``.
-
-    Raises:
-        UsageError: an option makes no sense, the query has no name that stays, or its output mode
-            is complete.
-        SinkUnfit: the columns are not those of events.
-        UnknownStream: there is no such stream; the message names those there are.
-        InvalidUrl, StoreUnavailable, StoreUnusable: the store can not be opened.
-    """
+    """Return the writer for ``df.writeStream``."""
     if overwrite:
         raise UsageError(
             "outputMode complete would overwrite the log with each batch: use append or update"
@@ -241,7 +209,7 @@ def stream_writer(
 
 @dataclass(frozen=True)
 class TaskResult(WriterCommitMessage):
-    """What a task tells the driver: its file, if it had any rows."""
+    """The message of a task to the driver: its file, if it had any rows."""
 
     file: StagedFile | None
 
@@ -260,7 +228,7 @@ class BatchWriter(DataSourceArrowWriter):
         return _stage(iterator, self._plan)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Make all of them events. Runs in the driver."""
+        """Publish the files of all tasks. Runs in the driver."""
         publisher = _open_publisher(self._options)
         part = BatchPart(range=Range(partition=_BATCH, start=0, end=1), epoch=0)
         request = CommitRequest(
@@ -278,7 +246,7 @@ class BatchWriter(DataSourceArrowWriter):
             publisher.close()
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Leave nothing behind. Runs in the driver."""
+        """Remove what was staged. Runs in the driver."""
         publisher = _open_publisher(self._options)
         try:
             publisher.discard(_files(messages), self._plan)
@@ -290,7 +258,6 @@ class StreamWriter(DataSourceStreamArrowWriter):
     """The sink of one query: each batch once."""
 
     def __init__(self, options: WriteOptions, plan: StagingPlan) -> None:
-        """Touch nothing."""
         self._options = options
         self._plan = plan
 
@@ -299,13 +266,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         return _stage(iterator, self._plan)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Make them events, unless the batch is there already. Runs in the driver.
-
-        Raises:
-            FencedWrite: another driver goes on with the query; nothing was written.
-            SinkChanged: the numbers of the batches do not go on from the last one.
-            StoreUnavailable: the store, or the query's checkpoint, can not be read.
-        """
+        """Publish the files of all tasks, unless the batch is committed. Runs in the driver."""
         checkpoint = running_id(self._options)
         name = f"{_QUERY}/{self._options.name or checkpoint}"
         if name.endswith("/"):
@@ -343,7 +304,7 @@ def _stage(iterator: Iterator[pa.RecordBatch], plan: StagingPlan) -> TaskResult:
 def _commit_with_retry(
     publisher: Callable[[], Publisher], request: CommitRequest, files: Sequence[StagedFile]
 ) -> None:
-    """Commit; without an answer once more: it may have been done, and only has to be found."""
+    """Commit; without an answer once more: it may have been done, and is found then."""
     try:
         publisher().commit(request, files)
     except StoreUnavailable:

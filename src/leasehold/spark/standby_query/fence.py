@@ -1,14 +1,13 @@
-"""The fence of a query: whether this driver may still write, and sinks that know it.
+"""The fence of a query: whether this driver may still write, and sinks that know its epoch.
 
-``check`` asks the clock and the lease. That is a courtesy to everybody: after it returned the
-process may be paused for an hour. What keeps the rows of such a driver out is the sink, which is
-shown the epoch with every commit: ``to`` for the sinks of this project, ``options`` for our data
-source. ``call`` has only the courtesy: at least once.
+``check`` asks the clock and the lease, which only saves work: after it returned the process may be
+paused for an hour. What keeps the rows of such a driver out is the sink, which gets the epoch with
+every commit: ``to`` for the sinks of this project, ``options`` for the data source. ``call`` has
+only the check: at least once.
 
-A sink behind ``foreachBatch``: each batch of a query once, refused to drivers of the past.
-
-The sink's group is ``query/<name>``. Its one partition is the id of the checkpoint, not a fixed
-word: batches of a new checkpoint begin at 0 again, and would all be taken for known ones. The
+``QuerySink`` is a sink behind ``foreachBatch``: each batch of a query once, refused to former
+drivers. Its group is ``query/<name>``. Its one partition is the id of the checkpoint, not a fixed
+name: batches of a new checkpoint begin at 0 again, and would all be taken for known ones. The
 position is the number of the next batch.
 """
 
@@ -73,12 +72,7 @@ class QuerySink:
         self._next: int | None = None
 
     def prepare(self) -> bool:
-        """Shut former drivers out, if the checkpoint has a name yet; say whether it has.
-
-        Raises:
-            FencedWrite: the sink knows a higher epoch.
-            StoreUnavailable: it can not be reached.
-        """
+        """Fence former drivers, if the checkpoint has an id yet; return whether it has."""
         if self._partition is not None:
             return True
         partition = self._query_id()
@@ -101,13 +95,7 @@ class QuerySink:
         return True
 
     def write(self, frame: DataFrame, batch_id: int) -> None:
-        """Write one batch, unless the sink holds it already.
-
-        Raises:
-            LeaseLost: this driver is not in charge any more; nothing was written.
-            FencedWrite: the sink says so.
-            SinkUnfit, SinkChanged: it can not take the batch; nothing was written.
-        """
+        """Write one batch, unless the sink holds it already."""
         self._reservation.check()
         if not self.prepare() or self._partition is None:
             raise BatchFailed(
@@ -155,7 +143,7 @@ if TYPE_CHECKING:
 
 
 class Fence:
-    """For one term of one driver. All methods may be called from any thread."""
+    """The fence of one term of one driver. All methods may be called from any thread."""
 
     def __init__(
         self,
@@ -185,7 +173,7 @@ class Fence:
         return f"<Fence of {self.name!r}, epoch {self.epoch}>"
 
     def check(self) -> None:
-        """Return if this driver may go on at this very moment.
+        """Return if this driver may continue now.
 
         Raises:
             LeaseLost: it may not, with the reason.
@@ -193,22 +181,22 @@ class Fence:
         self._reservation.check()
 
     def remaining(self) -> timedelta:
-        """How long it is until the query must have stopped, if no renewal succeeds any more."""
+        """Return the time until the query must have stopped if no further renewal succeeds."""
         return self._reservation.remaining()
 
     def options(self) -> dict[str, str]:
-        """For ``writeStream.format("leasehold").options(**fence.options())``."""
+        """Return the options for ``writeStream.format("leasehold").options(**fence.options())``."""
         return {"fence.key": self.key, "fence.epoch": str(self.epoch), "name": self.name}
 
     def to(self, sink: Sink) -> OnBatch:
-        """A function for ``foreachBatch`` that writes to a sink, each batch once.
+        """Return a function for ``foreachBatch`` that writes to a sink, each batch once.
 
-        The sink is opened here, and fenced as soon as the checkpoint has a name: from then on no
+        The sink is opened here, and fenced as soon as the checkpoint has an id: from then on no
         former driver can write to it. A batch that it holds already is skipped.
 
         Raises:
             FencedWrite: the sink knows a higher epoch; this driver is too late.
-            SinkUnfit, SinkChanged, StoreUnavailable: it can not be used; the message says why.
+            SinkUnfit, SinkChanged, StoreUnavailable: it cannot be used; the message says why.
         """
         sink.open(self._spark)
         self._sinks.append(sink)
@@ -229,11 +217,11 @@ class Fence:
         return write
 
     def call(self, function: OnFencedBatch) -> OnBatch:
-        """A function for ``foreachBatch`` that calls ``function(frame, batch_id, fence)``.
+        """Return a function for ``foreachBatch`` that calls ``function(frame, batch_id, fence)``.
 
-        At least once: a batch may be written again by the driver that follows, and by one that was
-        paused in the middle of it. Show ``fence.epoch`` to what you write to, or keep ``batch_id``
-        with the rows.
+        At least once: a batch may be written again by the next driver, and by one that was paused
+        while it was writing. Pass ``fence.epoch`` to what you write to, or store ``batch_id`` with
+        the rows.
         """
 
         def write(frame: DataFrame, batch_id: int) -> None:
@@ -249,7 +237,7 @@ class Fence:
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """A batch is being written; a refusal is kept."""
+        """Count a batch that is being written; keep a refusal."""
         with self._changed:
             self._busy += 1
         try:
@@ -263,7 +251,7 @@ class Fence:
                 self._changed.notify_all()
 
     def idle(self, *, within_s: float) -> bool:
-        """Wait until no batch is being written; False if that takes longer.
+        """Wait until no batch is being written; return False if that takes longer.
 
         Spark's own stop does not wait for a function in Python.
         """
@@ -271,15 +259,15 @@ class Fence:
             return self._changed.wait_for(lambda: not self._busy, timeout=within_s)
 
     def give_up(self) -> None:
-        """No more order: the reservation is renewed no more, and ``check`` fails in a moment.
+        """Stop renewing the reservation; ``check`` fails soon after.
 
-        That ends the waiting for a sink that is away. A commit in doubt is left to the next driver,
-        which asks the sink.
+        That ends the wait for a sink that does not answer. A commit in doubt is left to the next
+        driver, which asks the sink.
         """
         self._reservation.give_up()
 
     def close(self) -> None:
-        """Close the sinks, unless a batch that hangs still has one in its hands."""
+        """Close the sinks, unless a batch that hangs still uses one."""
         if not self.idle(within_s=0):
             return
         while self._sinks:

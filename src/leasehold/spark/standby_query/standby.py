@@ -4,18 +4,14 @@ Guarantees:
 
 - Name and checkpoint location are reserved together, under one lease. Two names on one location
   exclude each other, and so do two locations under one name.
-- The others wait with their session up. After an orderly end one of them starts the query within a
-  second; after a crash when the lease has ended.
-- A driver that loses the reservation stops its query before anybody else is let in. If that does
-  not work the process is ended. If it was paused meanwhile, its sinks refuse what it writes, where
+- The others wait with their session up. After a graceful end one of them starts the query within a
+  second; after a crash when the lease has expired.
+- A driver that loses the reservation stops its query before another one is let in. If that fails
+  the process is ended. If it was paused in the meantime, its sinks refuse what it writes, where
   they were fenced: see ``leasehold.spark.standby_query.fence``.
-- A stop ends. What does not end within ``drain`` loses the reservation, and then the same holds.
-
-How the process of a standby is left: in order at the first signal, at once at the second.
-
-``leave_stuck`` ends the process whatever hangs in it: nobody else may begin while it could write.
-
-One running query of a standby: its end, its progress, and how it is stopped.
+- A stop ends. If the query does not end within ``drain``, the reservation is given up, and then the
+  same holds.
+- The first signal stops the process gracefully, the second one immediately.
 """
 
 from __future__ import annotations
@@ -72,14 +68,14 @@ _POLL_INTERVAL_S = 0.05
 
 
 class BatchProgress(StreamingQueryListener):
-    """Stores the number of each batch that is done as the checkpoint of the job, for operators.
+    """Stores the number of each completed batch as the checkpoint of the job, for operators.
 
-    It comes a moment after the batch, so nothing rests on it. What was heard before the query is
-    known is kept.
+    Spark reports it after the batch, so no guarantee depends on it. Reports that arrive before the
+    query is known are kept.
     """
 
     def __init__(self, reservation: Reservation, on_batch: Callable[[int], None]) -> None:
-        """``on_batch`` hears of each batch."""
+        """``on_batch`` is called with the number of each batch."""
         self._reservation = reservation
         self._on_batch = on_batch
         self._run: str | None = None
@@ -88,16 +84,16 @@ class BatchProgress(StreamingQueryListener):
         self.last: int | None = None
 
     def follow(self, run: str) -> None:
-        """From now on this run of a query counts."""
+        """Count this run of a query from now on."""
         self._run = run
         if run in self._early:
             self._record(self._early[run])
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802
-        """See Spark."""
+        """Ignore the event."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
-        """See Spark."""
+        """Record the batch if it is one of the followed run."""
         run, batch = str(event.progress.runId), int(event.progress.batchId)
         if self._run is None:
             self._early[run] = batch
@@ -105,13 +101,13 @@ class BatchProgress(StreamingQueryListener):
             self._record(batch)
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
-        """See Spark."""
+        """Ignore the event."""
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
-        """See Spark."""
+        """Ignore the event."""
 
     def catch_up(self, batch: int | None) -> None:
-        """The query has ended, and this was its last batch: Spark may not have told of it."""
+        """Record the last batch of a query that has ended: Spark may not have reported it."""
         if batch is not None:
             self._record(batch)
 
@@ -133,17 +129,12 @@ class RunningQuery:
     """A query that was started, and the fence it writes under."""
 
     def __init__(self, query: StreamingQuery, fence: Fence) -> None:
-        """Nothing is watched yet."""
         self._query = query
         self._fence = fence
         self._ended = threading.Event()
 
     def check_location(self, reserved: str, *, default: str) -> None:
-        """Return if the query keeps its progress at the place that is reserved.
-
-        Raises:
-            UsageError: it is another place.
-        """
+        """Return if the query keeps its progress at the reserved location."""
         try:
             root = str(self._query._jsq.streamingQuery().resolvedCheckpointRoot())  # noqa: SLF001
         except Exception:  # noqa: BLE001 - a query of another kind does not tell
@@ -156,7 +147,7 @@ class RunningQuery:
             )
 
     def watch(self, ended: Callable[[Exception | None], None]) -> None:
-        """Have ``ended`` called, in a thread of its own, when the query has ended."""
+        """Call ``ended``, in a separate thread, when the query has ended."""
 
         def wait() -> None:
             found: Exception | None = None
@@ -171,7 +162,7 @@ class RunningQuery:
         threading.Thread(target=wait, name=name, daemon=True).start()
 
     def stop(self, *, has_time: Callable[[], bool]) -> bool:
-        """Stop it; True when nothing of it runs any more, False if there was no ``has_time``."""
+        """Stop it; return True when nothing of it runs, False if ``has_time`` returned false."""
 
         def stop() -> None:
             with suppress(Exception):  # it may have failed meanwhile, and has ended then as well
@@ -189,7 +180,7 @@ class RunningQuery:
 
 
 def kill_java() -> None:
-    """End Spark's own process, if this one has started it: it must not go on alone."""
+    """Kill Spark's own process, if this one has started it: it must not continue alone."""
     gateway = SparkContext._gateway  # noqa: SLF001
     process = getattr(gateway, "proc", None)
     if process is not None:
@@ -206,11 +197,11 @@ _END_OF_SIGNALS = 0
 def stopped_by_signals(
     stop: Callable[[], None], *, clock: Clock | None = None
 ) -> Iterator[Callable[[], None]]:
-    """Have ``stop`` called at the first SIGTERM or Ctrl-C, in another thread.
+    """Call ``stop`` at the first SIGTERM or Ctrl-C, in another thread.
 
-    The second one ends the process at once, with 128 and its number; what comes within a second
-    of the first is the same request. Gives a function that takes the signals again, from whoever
-    took them meanwhile.
+    The second signal ends the process immediately, with 128 and its number; one within a second of
+    the first is the same request. Yields a function that installs the handlers again, in case other
+    code has replaced them.
     """
     if threading.current_thread() is not threading.main_thread():
         yield lambda: None  # signals come to the main thread only
@@ -247,9 +238,9 @@ def stopped_by_signals(
 
 
 def leave_stuck(report_stuck: Callable[[], None], *, within_s: float) -> NoReturn:
-    """End the process at once, with everything: what still runs could write.
+    """End the process immediately, with everything: what is still running could write.
 
-    The words are said in a thread of their own: who listens may hang as well.
+    The report is made in a separate thread: its receiver may hang as well.
     """
     kill_java()
 
@@ -284,7 +275,7 @@ _FOREIGN_WRITER_ERRORS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _StateReport:
-    """Why the waiting for a query is over: ``ended``, ``lost``, ``asked`` or ``stop``."""
+    """Why a query has to end: ``ended``, ``lost``, ``asked`` or ``stop``."""
 
     why: str
     error: Exception | None = None
@@ -293,7 +284,7 @@ class _StateReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _TermOutcome:
-    """What a term came to: an error that counts, whether this driver is done, any batch done."""
+    """The outcome of a term: an error that counts, whether this driver is done, any batch done."""
 
     error: Exception | None = None
     done: bool = False
@@ -301,7 +292,7 @@ class _TermOutcome:
 
 
 class Standby:
-    """One driver. ``run`` blocks in the thread that calls it; ``stop`` may come from any."""
+    """One driver. ``run`` blocks in the calling thread; ``stop`` may be called from any."""
 
     def __init__(
         self,
@@ -318,7 +309,6 @@ class Standby:
         on_event: OnEvent | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """See ``standby``."""
         self.name = name
         self._build = build
         self._location = checkpoint_location
@@ -340,21 +330,16 @@ class Standby:
         canonical(checkpoint_location)
 
     def stop(self) -> None:
-        """End in good order: the query first, then the reservation."""
+        """End gracefully: the query first, then the reservation."""
         self._stopping.set()
         self._reports.put(_StateReport(why="stop"))
         if self._request is not None:
             self._request.cancel()
 
     def run(self, *, ready: Callable[[], None] = lambda: None) -> None:
-        """Stand by, run the query, stand by again: until ``stop``, or the query ends by itself.
+        """Stand by, run the query, stand by again: until ``stop``, or the query ends on its own.
 
         ``ready`` is called when the session is up.
-
-        Raises:
-            UsageError: what was given can not work.
-            StoreUnavailable, StoreUnusable: the store can not be asked, at the first attempt.
-            StreamingQueryException: the query failed, and failed again after all restarts.
         """
         spark, mine = self._spark()
         failures = 0
@@ -386,7 +371,7 @@ class Standby:
     # ------------------------------------------------------------ the reservation
 
     def _reserve(self, spark: SparkSession) -> Reservation | None:
-        """Wait for it; None if there is nothing to do now: stopped, or the store was away."""
+        """Wait for the reservation; return None if stopped, or if the store was unavailable."""
         self._reports = reports = queue.SimpleQueue[_StateReport]()
         location = canonical(self._location, default=default_file_system(spark))
         self._request = request = Request(
@@ -423,7 +408,7 @@ class Standby:
     # ------------------------------------------------------------ a term
 
     def _run_term(self, spark: SparkSession, reservation: Reservation) -> _TermOutcome:
-        """Run the query until something ends it, and let go."""
+        """Run the query until something ends it, and release the reservation."""
         self._has_served = True
         self._emit(StandbyState.ACTIVE, epoch=reservation.epoch, text=f"as {reservation.holder}")
         fence = Fence(
@@ -453,11 +438,7 @@ class Standby:
     def _start_query(
         self, spark: SparkSession, fence: Fence, progress: BatchProgress
     ) -> RunningQuery:
-        """Make and start the query, and have its end reported.
-
-        Raises:
-            UsageError: that was no query, or one with another checkpoint; nothing runs any more.
-        """
+        """Build and start the query, and have its end reported."""
         before = {each.runId for each in spark.streams.active}
         try:
             query = _check_query(self._build(spark, fence))
@@ -474,9 +455,9 @@ class Standby:
         return running
 
     def _end_query(self, running: RunningQuery, fence: Fence, report: _StateReport) -> bool:
-        """See to it that nothing of the query runs any more, in time.
+        """Make sure that nothing of the query is running, in time.
 
-        False if it hangs, this driver is to leave, and the process may not be ended for it.
+        Return False if it hangs, this driver is to leave, and the process may not be ended for it.
         """
         leaves = report.why == "stop" or (report.why == "asked" and report.successor is None)
         until_s = self._clock.boottime_s() + self._drain_s
@@ -537,12 +518,7 @@ class Standby:
         return _TermOutcome(error=report.error, progressed=progressed)
 
     def _pause_after(self, error: Exception, failures: int) -> None:
-        """Wait before the next attempt, or give up.
-
-        Raises:
-            UsageError: no restart could help: what was given can not work.
-            Exception: the error itself, if no restart could help or none is left.
-        """
+        """Wait before the next attempt, or give up."""
         wrong = usage_error_in(error)
         if wrong is not None:
             raise wrong from None  # the page that Spark writes about it says no more
@@ -590,18 +566,19 @@ def standby(
 ) -> None:
     """Run a query on one of several drivers; call this on each. Blocks until SIGTERM or Ctrl-C.
 
-    The second of these ends the process at once, with 128 and the number of the signal.
+    The second of these ends the process immediately, with 128 and the number of the signal.
 
-    ``build(spark, fence)`` makes the query, starts it and returns it; it is called each time this
-    driver comes to run it. ``spark``: a session, or what makes one; without it ``session(name)``.
-    ``restarts``: how often in a row a query that fails is started again, after growing pauses;
-    meanwhile another driver may have it. ``drain``: how long a stop waits for the batch under way;
-    after it the lease is renewed no more. ``exit_when_stuck``: end the process with code 75 if the
-    query does not stop before the lease ends; without it, that is only said.
+    ``build(spark, fence)`` builds the query, starts it and returns it; it is called each time this
+    driver becomes active. ``spark``: a session, or a function that makes one; by default
+    ``session(name)``. ``restarts``: how often in a row a failing query is started again, after
+    growing pauses; another driver may take it over in between. ``drain``: how long a stop waits for
+    the batch in progress; after that the lease is no longer renewed. ``exit_when_stuck``: end the
+    process with code 75 if the query does not stop before the lease ends; otherwise that is only
+    reported.
 
     Raises:
-        UsageError: what was given can not work.
-        StoreUnavailable, StoreUnusable: the store can not be asked, at the first attempt.
+        UsageError: the arguments cannot work.
+        StoreUnavailable, StoreUnusable: the store cannot be asked, at the first attempt.
         StreamingQueryException: the query failed, and failed again after all restarts.
     """
     driver = Standby(

@@ -1,13 +1,12 @@
-"""The data files of a Delta table, written by Spark's tasks. Nobody sees them before the commit.
+"""The data files of a Delta table, written by Spark's tasks and invisible before the commit.
 
-Each attempt of a task has its own file names. Spark hands back the files of one attempt for each
-task; what other attempts, failed jobs and killed executors leave is named nowhere, and swept later.
-What is handed back is complete and on the disk.
+Each attempt of a task has its own file names. Spark returns the files of one attempt for each task;
+the files of other attempts, failed jobs and killed executors are named nowhere, and swept later.
+Returned files are complete and synced.
 
-Statistics of a data file as Delta keeps them, from the footer of the Parquet file. Pure.
-
-Readers skip files by them, so a bound may be too wide and never too narrow. Text that is long, and
-numbers with a fraction (a NaN is above all bounds for Spark and in none for Parquet), have none.
+Readers skip files by their statistics, which come from the Parquet footer. A bound may be too wide
+and never too narrow. Long text, and numbers with a fraction (NaN is above all bounds for Spark and
+in none for Parquet), have none.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _MILLISECOND = timedelta(milliseconds=1)
 
 
 def stats_of(footer: Any) -> str:
-    """The statistics of the file with this footer, as JSON. ``footer``: a ``FileMetaData``."""
+    """Return the statistics of the file with this footer (a ``FileMetaData``), as JSON."""
     lows: dict[str, Any] = {}
     highs: dict[str, Any] = {}
     nulls: dict[str, int] = {}
@@ -67,7 +66,7 @@ def stats_of(footer: Any) -> str:
 
 
 def _flat_columns(footer: Any) -> Iterator[tuple[int, str]]:
-    """The first columns that are no part of another."""
+    """Yield the first columns that are not nested."""
     for index in range(min(footer.num_columns, _MAX_COLUMNS)):
         column = footer.schema.column(index)
         if column.path == column.name and column.max_repetition_level == 0:
@@ -79,7 +78,7 @@ def _order(value: Any) -> Any:
 
 
 def _bound(value: Any, *, up: bool) -> Any:
-    """The value as Delta writes it; None if it is of a kind that has no bound."""
+    """Return the value as Delta writes it; None if it is of a kind that has no bound."""
     match value:
         case bool():
             return None
@@ -96,7 +95,7 @@ def _bound(value: Any, *, up: bool) -> Any:
 
 
 def _timestamp_bound(value: datetime, *, up: bool) -> str | None:
-    """Delta keeps milliseconds here: cut off below, rounded up above."""
+    """Return milliseconds, as Delta keeps them: cut off below, rounded up above."""
     rest = timedelta(microseconds=value.microsecond % 1000)
     try:
         cut = value - rest + (_MILLISECOND if up and rest else timedelta(0))
@@ -121,7 +120,7 @@ _ROW_NUMBER = "leasehold row"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataFile:
-    """A file that is written. ``cut``: the values of the columns that the table is cut by."""
+    """A written file. ``cut``: the values of the partitioning columns."""
 
     path: str
     size_bytes: int
@@ -132,10 +131,10 @@ class DataFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskWriter:
-    """What a task does with its rows; for ``mapInArrow``. Its answer is a line of JSON.
+    """What a task does with its rows; for ``mapInArrow``. Its result is a line of JSON.
 
-    ``required`` names columns that take no null. If there is one, the answer names the column: to
-    raise would only make Spark try again.
+    ``required`` names columns that take no null. If there is one, the result names the column: an
+    exception would only make Spark retry.
     """
 
     storage: Storage
@@ -152,12 +151,7 @@ class TaskWriter:
         yield _result_row(self.write(name, batches))
 
     def write(self, name: str, batches: Iterator[pa.RecordBatch]) -> str:
-        """Write the rows to files whose names begin with ``name``; the answer.
-
-        Raises:
-            VolumeUnusable: the directory can not be written here.
-            StoreUnavailable: nor can the bucket.
-        """
+        """Write the rows to files whose names begin with ``name``; return the result."""
         files = TaskFiles(self.storage, name, self.partition_by)
         try:
             for batch in batches:
@@ -175,7 +169,7 @@ class TaskWriter:
 
     @contextmanager
     def _storage_errors(self) -> Iterator[None]:
-        """Tell trouble with the place from trouble with the rows."""
+        """Distinguish failures of the storage from failures of the rows."""
         if self.storage.local is not None:
             with volume_errors(self.storage.name):
                 yield
@@ -184,16 +178,15 @@ class TaskWriter:
             yield
         except OSError as error:
             raise StoreUnavailable(
-                f"rows can not be written to {self.storage.name} ({error}): look at the network and "
-                "the storage options; it is tried again"
+                f"rows can not be written to {self.storage.name} ({error}): look at the network "
+                "and the storage options; it is tried again"
             ) from error
 
 
 class TaskFiles:
-    """The files of one attempt of a task: one for each set of values that the table is cut by."""
+    """The files of one attempt of a task: one for each set of partition values."""
 
     def __init__(self, storage: Storage, name: str, partition_by: Sequence[str]) -> None:
-        """Nothing is written yet."""
         self._storage = storage
         self._fs = storage.open_fs()
         self._name = name
@@ -214,7 +207,7 @@ class TaskFiles:
             self._flush()
 
     def finish(self) -> list[DataFile]:
-        """All files, complete and on the disk."""
+        """Return all files, complete and synced."""
         self._flush()
         self._close_all()
         self._storage.finish([each.path for each in self._done])
@@ -290,7 +283,7 @@ class _DeltaFile:
 
 
 def parse_results(lines: Iterable[str]) -> tuple[tuple[DataFile, ...], list[str]]:
-    """The files of all tasks, and the columns in which a null was refused."""
+    """Return the files of all tasks, and the columns in which a null was refused."""
     results = [json.loads(line) for line in lines]
     files = [file for each in results for file in each.get("files", ())]
     refused = {each["refused"] for each in results if "refused" in each}
@@ -301,7 +294,7 @@ def parse_results(lines: Iterable[str]) -> tuple[tuple[DataFile, ...], list[str]
 
 
 def _result_row(text: str) -> pa.RecordBatch:
-    """One row with the text. From its bytes: to convert an object, pyarrow imports pandas first."""
+    """Return one row with the text, from bytes: ``pa.array`` would import pandas."""
     data = text.encode("utf-8")
     ends = pa.py_buffer(struct.pack("<ii", 0, len(data)))
     array = pa.Array.from_buffers(pa.string(), 1, [None, ends, pa.py_buffer(data)])
@@ -311,7 +304,7 @@ def _result_row(text: str) -> pa.RecordBatch:
 def _split_by_values(
     table: pa.Table, by: tuple[str, ...]
 ) -> Iterator[tuple[tuple[str | None, ...], pa.Table]]:
-    """The rows for each set of values; the columns they come from are not in the files."""
+    """Yield the rows for each set of values; the partitioning columns are not in the files."""
     if not by:
         yield (), table
         return
@@ -327,7 +320,7 @@ def _split_by_values(
 
 
 def _partition_text(value: Any) -> str | None:
-    """A value as Delta writes it. Delta knows no empty text here: it is a null."""
+    """Return a value as Delta writes it. Delta writes empty text as null here."""
     if isinstance(value, bool):
         return str(value).lower()
     return None if value is None or value == "" else str(value)

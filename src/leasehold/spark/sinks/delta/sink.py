@@ -1,14 +1,11 @@
 """A Delta table as a sink: executors write the files, one commit adds them and moves the positions.
 
 Positions and epochs are application transactions of the table itself, so they are in the same
-commit as the rows, and the table refuses a commit whose partition somebody else has fenced
-meanwhile. Anything that reads Delta can read the table. The page is ``docs/sinks-delta.md``.
+commit as the rows, and the table refuses a commit whose partition another process has fenced in the
+meantime. Any Delta reader can read the table. See ``docs/sinks-delta.md``.
 
-A commit starts from the very version that was judged. So what is known of the table belongs to one
-thread at a time, from its look at the table to its write (``_lock``); a batch that is staged
-meanwhile, and a sweep, look at the table by themselves.
-
-Files of a Delta table that crashed tasks and drivers have left: which may be deleted.
+A commit starts from the very version that was checked. So one thread at a time uses what is known
+of the table, from its check to its write (``_lock``); staging and sweeps read the table separately.
 """
 
 from __future__ import annotations
@@ -25,8 +22,7 @@ from deltalake.transaction import AddAction
 
 from leasehold.clock import SystemClock, new_token
 from leasehold.errors import InvalidDuration, SinkChanged, SinkUnfit, StoreUnavailable
-from leasehold.spark.sinks.delta import rules as rules
-from leasehold.spark.sinks.delta import table_log
+from leasehold.spark.sinks.delta import rules, table_log
 from leasehold.spark.sinks.delta.files import PREFIX, RESULT, DataFile, TaskWriter, parse_results
 from leasehold.spark.sinks.delta.rules import (
     Fences,
@@ -53,10 +49,10 @@ if TYPE_CHECKING:
 
 
 def orphans(place: Storage, log: DeltaLog, older_than: timedelta, now: datetime) -> list[str]:
-    """Files of ours, older than that, that no version names which can still be read.
+    """Return own files, older than that, that no readable version names.
 
-    ``deltalake`` tells what the table does not need; of that, what some version of the log has
-    named was a part of the table once, and is for ``vacuum`` to delete.
+    ``deltalake`` lists what the table does not need; of that, files that a version of the log has
+    named were part of the table once, and ``vacuum`` deletes them.
     """
     hours = math.ceil(older_than / timedelta(hours=1))
     unused = [path for path in log.unreferenced(hours) if _is_own_file(path)]
@@ -84,7 +80,7 @@ _MS = 1000
 
 @dataclass(slots=True, kw_only=True)
 class StagedFiles:
-    """Files that no version names. ``may_be_committed``: a commit may have been done with them."""
+    """Files that no version names. ``may_be_committed``: a commit with them may have succeeded."""
 
     schema: StructType
     partition_by: tuple[str, ...]
@@ -103,7 +99,7 @@ class StagedFiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Columns:
-    """The columns of the table as they were last seen, for those who stage."""
+    """The columns of the table when it was last read, for staging."""
 
     schema: StructType
     partition_by: tuple[str, ...]
@@ -114,14 +110,14 @@ class _Columns:
 
 
 class DeltaSink:
-    """A Delta table at a path, or at a URI that ``deltalake`` knows. It is made if it is not there.
+    """A Delta table at a path, or at a URI that ``deltalake`` supports; created if it is missing.
 
     Args:
-        path: where the table is, or shall be.
-        partition_by: the columns that a new table is cut by; an existing one has its own.
+        path: the table.
+        partition_by: the partitioning columns of a new table; an existing one has its own.
         storage_options: as ``deltalake`` takes them; they are sent to the executors.
-        clock: tells when files were made.
-        token: gives names that nobody has used.
+        clock: gives the modification time of files.
+        token: returns unused names.
     """
 
     def __init__(
@@ -133,7 +129,6 @@ class DeltaSink:
         clock: Clock | None = None,
         token: Callable[[], str] = new_token,
     ) -> None:
-        """Nothing is read yet."""
         self._storage = storage_at(path, dict(storage_options or {}))
         self._partition_by = (
             (partition_by,) if isinstance(partition_by, str) else tuple(partition_by)
@@ -149,7 +144,7 @@ class DeltaSink:
 
     @property
     def name(self) -> str:
-        """For people: ``delta:`` and the path."""
+        """The display name: ``delta:`` and the path."""
         return f"delta:{self._storage.name}"
 
     @property
@@ -158,12 +153,13 @@ class DeltaSink:
         return True
 
     def open(self, spark: SparkSession) -> None:  # noqa: ARG002 - the contract of a sink
-        """Look at the table, if there is one; if not, make a directory for it.
+        """Read the table, if there is one; if not, make a directory for it.
 
         Raises:
-            SinkUnfit: it has rules that this sink does not keep, or is cut by other columns; or
-                its directory can not be made, or has a Parquet sink in it.
-            StoreUnavailable: it can not be read.
+            SinkUnfit: it has rules that this sink does not enforce, or other partitioning columns;
+                or
+                its directory cannot be made, or contains a Parquet sink.
+            StoreUnavailable: it cannot be read.
         """
         local = self._storage.local
         if local is not None:
@@ -183,7 +179,7 @@ class DeltaSink:
         """Raise the epochs, in one commit without files; return what was known before.
 
         Raises:
-            SinkChanged: the table is not as it was left.
+            SinkChanged: the table was changed by others.
             StoreUnavailable: unknown whether it was done: call it again.
         """
         with self._lock:
@@ -220,9 +216,9 @@ class DeltaSink:
         raise self._too_many_conflicts()
 
     def move(self, group: str, places: Mapping[str, SinkPosition]) -> None:
-        """Put positions anywhere; None: as if nothing had ever been written.
+        """Set positions to any value; None: as if nothing had ever been written.
 
-        It also says that whoever moves them knows of rows that were replaced as a whole.
+        The caller thereby confirms that it knows of rows that were replaced as a whole.
 
         Raises:
             FencedWrite: an epoch is higher than the one given; nothing was moved.
@@ -279,8 +275,8 @@ class DeltaSink:
         """Add the files and move the positions, in one version of the table.
 
         Raises:
-            FencedWrite: an epoch is higher: somebody else owns the partition in ``key``.
-            SinkChanged: the table is not as it was left.
+            FencedWrite: an epoch is higher: another process owns the partition in ``key``.
+            SinkChanged: the table was changed by others.
             StoreUnavailable: unknown whether it was done: call it again.
         """
         inside: StagedFiles = staged.inside
@@ -306,25 +302,25 @@ class DeltaSink:
         raise self._too_many_conflicts()
 
     def discard(self, staged: Staged) -> None:
-        """Delete the files, unless a commit may have been done with them. Never raises."""
+        """Delete the files, unless a commit with them may have succeeded. Never raises."""
         inside: StagedFiles = staged.inside
         if not inside.may_be_committed:
             self._storage.remove([each.path for each in inside.files])
 
     def commits(self, group: str) -> Iterator[Commit]:
-        """All commits of the group that the table's log still has, oldest first."""
+        """Yield all commits of the group that the table's log still has, oldest first."""
         for found in table_log.read_versions(self._storage):
             yield from table_log.commits_of_version(found, group)
 
     def sweep(self, older_than: timedelta = timedelta(days=1)) -> list[str]:
         """Delete files that crashed tasks and drivers have left; return their paths.
 
-        Only files are deleted that this sink has named, that are older, and that no version names
-        which can still be read. ``older_than`` must be longer than the longest batch.
+        Only files are deleted that this sink has named, that are older, and that no readable
+        version names. ``older_than`` must be longer than the longest batch.
 
         Raises:
             InvalidDuration: less than an hour.
-            StoreUnavailable: the table can not be read.
+            StoreUnavailable: the table cannot be read.
         """
         if older_than < _MIN_SWEEP_AGE:
             raise InvalidDuration(
@@ -342,7 +338,7 @@ class DeltaSink:
         """Nothing is held."""
 
     def _refresh(self) -> bool:
-        """Bring what is known up to date; whether there is a table."""
+        """Read what is new in the table; return whether it exists."""
         exists = self._log.refresh()
         if exists and not self._fences_read:
             self._fences.read()
@@ -365,7 +361,7 @@ class DeltaSink:
         return known
 
     def _keep_fences(self, group: str, places: Mapping[str, SinkPosition]) -> None:
-        """Of a bucket the errors stay as they are: they say more than words about users."""
+        """Write fence files. Errors of a bucket are not translated: they say more."""
         with (
             sink_errors(self.name, "written") if self._storage.local is not None else nullcontext()
         ):
@@ -382,7 +378,7 @@ class DeltaSink:
     def _checked_positions(
         self, group: str, partitions: Mapping[str, object]
     ) -> dict[str, SinkPosition]:
-        """Where they stand, in a table that is as it was left."""
+        """Return the positions, in a table that was not changed by others."""
         now = self._positions(group, partitions)
         seen = {p: position for (g, p), position in self._seen.items() if g == group and p in now}
         rules.refuse_forgotten(self.name, now, seen)
@@ -394,10 +390,10 @@ class DeltaSink:
         return self._log.version_of(rules.epoch_id(group, partition)) or 0
 
     def _check_fit(self, schema: StructType) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The columns to cut by and those without nulls, of a table that these rows fit.
+        """Return the partitioning columns and those without nulls, of a table that these rows fit.
 
-        What is known of the table may be old; the commit looks again. Another batch may just be
-        judged: its version of the table is not touched.
+        What is known of the table may be old; the commit checks again. The version of a batch that
+        is being committed is not touched.
         """
         known = self._columns
         if known is None or any(differences(schema, known.schema)):
@@ -422,7 +418,7 @@ class DeltaSink:
             )
 
     def _try_commit(self, inside: StagedFiles, batch: Batch, *, on: int) -> bool:
-        """Try to commit; False if somebody else was first."""
+        """Try to commit; return False if another process was first."""
         ends = {
             each.range.partition: SinkPosition(position=each.range.end, epoch=each.epoch)
             for each in batch.shares
@@ -459,6 +455,6 @@ class DeltaSink:
     def _too_many_conflicts(self) -> StoreUnavailable:
         return StoreUnavailable(
             f"{self.name} was changed by others {_MAX_ATTEMPTS} times in a row while a commit was "
-            "tried; nothing was written. It is tried again; if this goes on, look for a program that "
-            "changes the table's properties all the time"
+            "tried; nothing was written. It is tried again; if this goes on, look for a program "
+            "that changes the table's properties all the time"
         )

@@ -1,20 +1,16 @@
-"""The log of a Delta table as one process knows it, and commits that rest on exactly that.
+"""The log of a Delta table as one process knows it, commits to it, and reads of one version.
 
-``refresh`` brings the knowledge up to date; what ``version_of`` says belongs to this version of the
-table, and ``write`` commits from the version that its caller has judged and from no other: if
-``refresh`` has gone on meanwhile, or somebody else has written one of the same application ids, it
-raises ``Conflict`` and nothing was written. Commits of others are no hindrance.
-
-A table that was deleted, made anew, put back from a copy, restored or overwritten as a whole is
-told from one that has only gone on: ``SinkChanged``.
-
-What the log of a Delta table tells: whose commit each version is, and what it moved.
+``refresh`` reads new versions; ``version_of`` is about the known version, and ``write`` commits
+from the version that its caller has checked and from no other: if ``refresh`` has read on in the
+meantime, or another process has written one of the same application ids, it raises ``Conflict`` and
+nothing was written. Other commits do not conflict. A table that was deleted, recreated, put back
+from a copy, restored or overwritten as a whole is recognised: ``SinkChanged``.
 
 Our commits carry one line of JSON under ``leasehold`` in their commit information: what was done,
-for which group, and on which version it was judged. They are read from the table's own log, which
-reaches as far back as ``delta.logRetentionDuration`` says (30 days unless set).
+for which group, and on which version it was checked. They are read from the table's own log, which
+reaches as far back as ``delta.logRetentionDuration`` (30 days unless set).
 
-Reading one version of a Delta table with Spark alone, without the jar of Delta.
+``read_delta`` reads one version with Spark alone, without the jar of Delta.
 """
 
 from __future__ import annotations
@@ -61,10 +57,9 @@ _REFUSALS = (
 
 
 class Conflict(Exception):
-    """Somebody else was first: judge again. ``certain``: nothing was written, beyond doubt."""
+    """Another process was first: check again. ``certain``: nothing was written, beyond doubt."""
 
     def __init__(self, message: str, *, certain: bool) -> None:
-        """Keep whether it is beyond doubt."""
         super().__init__(message)
         self.certain = certain
 
@@ -73,7 +68,6 @@ class DeltaLog:
     """The log of one table. One thread at a time."""
 
     def __init__(self, place: Storage) -> None:
-        """Nothing is read yet."""
         self._storage = place
         self._name = f"delta:{place.name}"
         self._table: DeltaTable | None = None
@@ -90,17 +84,11 @@ class DeltaLog:
 
     @property
     def version(self) -> int:
-        """The version of the table that is known; -1 if there is no table."""
+        """The known version of the table; -1 if there is no table."""
         return self._version
 
     def refresh(self) -> bool:
-        """Read what is new; False if there is no table, and never was one.
-
-        Raises:
-            SinkUnfit: the table has rules that we do not keep.
-            SinkChanged: it is not the table that it was.
-            StoreUnavailable: it can not be read.
-        """
+        """Read what is new; return False if there is no table, and never was one."""
         if self._unsynced is not None:
             self._sync(self._unsynced)
         try:
@@ -131,7 +119,7 @@ class DeltaLog:
         return True
 
     def version_of(self, app_id: str) -> int | None:
-        """The version of an application id in the version of the table that is known."""
+        """Return the version of an application id in the known version of the table."""
         if self._table is None:
             return None
         if app_id not in self._transactions:
@@ -139,11 +127,7 @@ class DeltaLog:
         return self._transactions[app_id]
 
     def refuse_replaced(self, group: str) -> None:
-        """Let pass only a table whose rows nobody has replaced since the group last wrote to it.
-
-        Raises:
-            SinkChanged: it was restored or overwritten as a whole.
-        """
+        """Refuse a table whose rows were replaced since the group last wrote to it."""
         while self._scanned_from > max(self._judged_versions.get(group, -1) + 1, 0):
             found = read_version(self._storage, self._scanned_from - 1)
             if found is None:
@@ -160,11 +144,7 @@ class DeltaLog:
             )
 
     def create(self, schema: StructType, partition_by: Sequence[str]) -> None:
-        """Make the table, without rows. That somebody else was first is no error.
-
-        Raises:
-            StoreUnavailable: it could not be made.
-        """
+        """Create the table, without rows. If another process was first, that is not an error."""
         columns = Schema.from_json(json.dumps(all_nullable(schema).jsonValue()))
         try:
             DeltaTable.create(
@@ -191,12 +171,7 @@ class DeltaLog:
         *,
         on: int,
     ) -> None:
-        """Commit from version ``on``, which was judged.
-
-        Raises:
-            Conflict: somebody else was first, or another version is known by now.
-            StoreUnavailable: unknown whether it was done.
-        """
+        """Commit from version ``on``, which was checked."""
         table = self._open_table()
         if table.version() != on:
             # Delta looks for conflicts only after the version it starts from: what came between
@@ -229,13 +204,13 @@ class DeltaLog:
         self._sync(self._version + 1)
 
     def paths(self) -> set[str]:
-        """All data files that any version names which the log still has."""
+        """Return all data files that any version in the log names."""
         return {path for found in read_versions(self._storage) for path in found.paths}
 
     def _may_name(self, paths: Sequence[str], *, after: int) -> bool:
-        """Whether a version after that one names any of these files; True if it can not be told.
+        """Return whether a later version names any of these files; True if that is unknown.
 
-        At least one version must be there: without its file nothing can be told.
+        At least one version must exist: without its file nothing is known.
         """
         wanted = set(paths)
         try:
@@ -249,7 +224,7 @@ class DeltaLog:
         return found is not None
 
     def unreferenced(self, hours: int) -> list[str]:
-        """The files that the table does not need and that are older, as deltalake sees it."""
+        """Return the older files that the table does not need, according to deltalake."""
         return self._open_table().vacuum(
             retention_hours=hours, dry_run=True, enforce_retention_duration=False, full=True
         )
@@ -260,9 +235,9 @@ class DeltaLog:
         return self._table
 
     def _same_file(self) -> bool:
-        """Whether the last version that is known is still the same file: else all is read anew.
+        """Return whether the last known version is still the same file.
 
-        To follow from a version of a table that was made anew would mix two tables.
+        Following a version of a table that was recreated would mix two tables.
         """
         now = self._storage.stamp(version_file(self._version))
         return now is not None and now == self._stamp
@@ -311,7 +286,7 @@ class DeltaLog:
         self.partition_by = tuple(metadata.partition_columns)
 
     def _record_version(self, found: TableVersion) -> None:
-        """Keep what a version says of rows that were replaced, and of what was judged."""
+        """Keep what a version contains on replaced rows, and on the version it was checked on."""
         if found.own:
             group = str(found.own["group"])
             self._judged_versions[group] = max(
@@ -321,12 +296,9 @@ class DeltaLog:
             self._replaced = (found.version, found.replaces)
 
     def _sync(self, version: int) -> None:
-        """Bring the log to the disk: from ``version`` on, one of them is ours.
+        """Sync the log from ``version`` on; one of these versions is ours.
 
-        What could not be brought there is tried again before anything else is done.
-
-        Raises:
-            StoreUnavailable: the disk does not take it.
+        What could not be synced is tried again before anything else is done.
         """
         self._unsynced = version
         names: list[str] = []
@@ -355,7 +327,7 @@ class TableVersion:
     """One version of a table.
 
     Attributes:
-        own: what we wrote into it; empty if it is not ours.
+        own: the commit information that this project wrote; empty if it is another writer's.
         transactions: the application transactions it sets.
         paths: the data files that it adds or removes.
     """
@@ -368,7 +340,7 @@ class TableVersion:
 
     @property
     def replaces(self) -> str:
-        """How this version puts other rows in place of all rows, in words; empty if it does not."""
+        """How this version replaces all rows, as text; empty if it does not."""
         if self.own:
             return ""
         operation = str(self.info.get("operation", ""))
@@ -383,18 +355,18 @@ class TableVersion:
 
 
 def version_file(version: int) -> str:
-    """The file of a version, below the table."""
+    """Return the file of a version, below the table."""
     return f"{LOG_DIRECTORY}/{version:020d}.json"
 
 
 def read_version(place: Storage, version: int) -> TableVersion | None:
-    """The version as its file tells it; None if the file is not there (any more)."""
+    """Return the version from its file; None if the file does not exist."""
     text = place.read(version_file(version))
     return None if text is None else parse_version(version, text.decode("utf-8"))
 
 
 def parse_version(version: int, text: str) -> TableVersion:
-    """The version from the text of its file."""
+    """Return the version from the text of its file."""
     info: dict[str, Any] = {}
     transactions: dict[str, int] = {}
     paths: list[str] = []
@@ -414,7 +386,7 @@ def parse_version(version: int, text: str) -> TableVersion:
 
 
 def read_versions(place: Storage) -> Iterator[TableVersion]:
-    """All versions whose files are there, oldest first."""
+    """Yield all versions whose files are there, oldest first."""
     for name in place.names(LOG_DIRECTORY):
         stem, _, suffix = name.partition(".")
         if suffix == "json" and stem.isdigit():
@@ -424,7 +396,7 @@ def read_versions(place: Storage) -> Iterator[TableVersion]:
 
 
 def batch_commit_info(batch: Batch, *, on: int, rows: int) -> dict[str, str]:
-    """What a commit says of itself. ``on``: the version on which it was judged."""
+    """Return the commit information of a batch. ``on``: the version on which it was checked."""
     shares = [[s.range.partition, s.range.start, s.range.end, s.epoch] for s in batch.shares]
     return commit_info(
         "commit",
@@ -438,12 +410,12 @@ def batch_commit_info(batch: Batch, *, on: int, rows: int) -> dict[str, str]:
 
 
 def commit_info(kind: str, group: str, *, on: int, **more: Any) -> dict[str, str]:
-    """The custom metadata of a commit of ours."""
+    """Return the custom metadata of one of our commits."""
     return {INFO_KEY: json.dumps({"kind": kind, "group": group, "on": on, **more})}
 
 
 def commits_of_version(found: TableVersion, group: str) -> Iterator[Commit]:
-    """The shares that a version has committed for a group."""
+    """Yield the parts that a version has committed for a group."""
     parameters = found.own
     if parameters.get("kind") != "commit" or parameters.get("group") != group:
         return
@@ -482,7 +454,7 @@ def read_delta(
     version: int | None = None,
     storage_options: Mapping[str, str] | None = None,
 ) -> DataFrame:
-    """The rows of the table as it is now, or as it was at a version; later commits do not show.
+    """Return the rows of the table as it is now, or at a version; later commits do not show.
 
     Raises:
         UsageError: there is no table, or it marks rows as deleted in a way that only Delta's own

@@ -1,12 +1,8 @@
-"""Writing the Parquet files of one task. It runs on an executor.
+"""The files of a Parquet sink: what one task writes, and the pointer to the manifest.
 
-When the list of files is returned, their bytes and their names are safe from a power cut. A task
-that fails removes what it wrote; one that is killed leaves files that no manifest names.
-
-The columns that name a directory are in the files too, so that the directories are only a help: no
-value has to be guessed from a name.
-
-A Parquet directory and its rows in the store: which files in it are committed.
+``write_files`` runs on an executor. When it returns, the bytes and names of its files are synced. A
+task that fails removes what it wrote; one that is killed leaves files that no manifest names. The
+partitioning columns are in the files too: no value has to be guessed from the name of a directory.
 
 The file ``_leasehold.json`` in the directory names the sink and the store, without secrets. The
 directory may be moved: the paths in the manifest are relative to it.
@@ -47,7 +43,7 @@ _FORMAT = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pointer:
-    """What the directory says of itself."""
+    """The sink and the store that a directory names."""
 
     sink: str
     store: str
@@ -55,16 +51,12 @@ class Pointer:
 
 @cache
 def queries() -> Mapping[str, str]:
-    """All statements that a Parquet sink needs."""
+    """Return all statements that a Parquet sink needs."""
     return MappingProxyType({**ledger_queries(), **sql_of("manifest.sql")})
 
 
 def directory_of(path: str | os.PathLike[str]) -> Path:
-    """The directory as an absolute path.
-
-    Raises:
-        UsageError: it is a URL of something that is no directory of this machine.
-    """
+    """Return the directory as an absolute path."""
     text = os.fspath(path).removeprefix("file://")
     if "://" in text:
         raise UsageError(
@@ -75,27 +67,19 @@ def directory_of(path: str | os.PathLike[str]) -> Path:
 
 
 def open_manifest(url: str, *, clock: Clock) -> BlockingDatabase:
-    """The database of the store, ready.
-
-    Raises:
-        InvalidUrl, StoreUnavailable, StoreUnusable: see ``open_blocking``.
-    """
+    """Return the database of the store, ready."""
     return open_blocking(url, queries=queries(), clock=clock, guard="guard")
 
 
 def without_secrets(url: str, database: BlockingDatabase) -> str:
-    """The store's URL as it may lie beside the data, good from any working directory."""
+    """Return the store's URL without secrets, valid from any working directory."""
     if urlsplit(url).scheme.lower() == "sqlite":
         return "sqlite:///" + quote(str(Path(path_of(url)).absolute()), safe="/")
     return database.url
 
 
 def read_pointer(directory: Path) -> Pointer | None:
-    """What the directory says of itself; None if it says nothing.
-
-    Raises:
-        SinkChanged: it says something that nobody understands.
-    """
+    """Return the pointer of the directory; None if there is none."""
     path = directory / POINTER
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -112,7 +96,7 @@ def read_pointer(directory: Path) -> Pointer | None:
 
 
 def write_pointer(directory: Path, pointer: Pointer) -> None:
-    """Say it, whole or not at all."""
+    """Write the pointer, completely or not at all."""
     text = json.dumps({"format": _FORMAT, "sink": pointer.sink, "store": pointer.store}, indent=2)
     draft = directory / f".{POINTER}.{new_suffix()}"
     with draft.open("x", encoding="utf-8") as file:
@@ -124,12 +108,7 @@ def write_pointer(directory: Path, pointer: Pointer) -> None:
 
 
 def ensure_sink(directory: Path, database: BlockingDatabase, store: str) -> str:
-    """The id of the sink in this directory; the first that asks makes it a sink.
-
-    Raises:
-        SinkUnfit: the directory can not be made or written.
-        SinkChanged: the directory and the store do not belong together.
-    """
+    """Return the id of the sink in this directory; the first caller makes it a sink."""
     name = f"parquet:{directory}"
     make_directory(directory, sink=name)
     pointer = read_pointer(directory)
@@ -157,7 +136,7 @@ def ensure_sink(directory: Path, database: BlockingDatabase, store: str) -> str:
 
 
 def unknown_here(directory: Path, pointer: Pointer, database: BlockingDatabase) -> SinkChanged:
-    """For a store that has never heard of this directory."""
+    """Return the error for a store that does not know this directory."""
     return SinkChanged(
         f"{directory} is a sink whose manifest lies in {pointer.store}, and {database.url} does "
         "not know it: give the store it was written with, or write to another directory"
@@ -181,12 +160,12 @@ class WrittenFile:
 
 
 def file_name(batch: str, attempt: str, number: int) -> str:
-    """What a file is called: the batch is in its name, so that a sweep can tell."""
+    """Return the name of a file: the batch is in its name, for sweeps."""
     return f"part-{batch}-{attempt}-{number}.parquet"
 
 
 def batch_of(name: str) -> str | None:
-    """The batch in the name of a file, None if it is not one of ours."""
+    """Return the batch in the name of a file, None if it is not a file of this sink."""
     parts = name.removesuffix(".parquet").split("-")
     ours = name.endswith(".parquet") and len(parts) == 4 and parts[0] == "part"  # noqa: PLR2004
     return parts[1] if ours else None
@@ -200,11 +179,7 @@ def write_files(
     attempt: str,
     partition_by: Sequence[str],
 ) -> list[WrittenFile]:
-    """Write all rows and sync them. Without rows there are no files.
-
-    Raises:
-        VolumeUnusable: the directory can not be written here.
-    """
+    """Write all rows and sync them. Without rows there are no files."""
     task = _TaskFiles(Path(directory), batch, attempt)
     with ExitStack() as undo:
         undo.callback(task.remove)
@@ -221,7 +196,7 @@ def write_files(
 def split(
     batch: pa.RecordBatch, partition_by: Sequence[str]
 ) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """The rows by directory: each is in exactly one part, and they keep their order."""
+    """Yield the rows by directory: each is in exactly one part, and they keep their order."""
     if not batch.num_rows:
         return
     if not partition_by:
@@ -290,7 +265,7 @@ class _TaskFiles:
         ]
 
     def remove(self) -> None:
-        """Throw everything away."""
+        """Delete all files."""
         for each in self._all:
             with suppress(Exception):
                 each.close()
@@ -311,7 +286,7 @@ class _TaskFiles:
 
 
 class _ParquetFile:
-    """One file. Rows wait until they are worth a row group."""
+    """One file. Rows are buffered until they fill a row group."""
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
         self.path = path
@@ -331,7 +306,7 @@ class _ParquetFile:
             self._flush()
 
     def close(self) -> None:
-        """Make it whole and sync it. Again is harmless."""
+        """Complete and sync it. Safe to call twice."""
         if self._file.closed:
             return
         with self._file:
@@ -348,7 +323,7 @@ class _ParquetFile:
 
 
 def sync_directory(path: Path) -> None:
-    """Make the names in a directory safe from a power cut."""
+    """Sync the names in a directory."""
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)

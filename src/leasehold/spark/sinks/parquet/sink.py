@@ -1,10 +1,8 @@
 """A directory of Parquet files as a sink, with the manifest of the committed ones in the store.
 
-Tasks write files that nobody reads yet; the commit is one transaction of the store's database: it
-names the files, moves the positions and remembers the commit. Those who read with
-``read_parquet`` see whole commits and nothing else. Files are never changed.
-
-The columns of a Parquet sink: which there may be, and in what two sets of them differ. Pure.
+Tasks write files that no reader sees yet; the commit is one transaction of the store's database: it
+names the files, moves the positions and stores the commit. ``read_parquet`` returns complete
+commits and nothing else. Files are never changed. All batches of a sink have the same columns.
 """
 
 from __future__ import annotations
@@ -68,11 +66,7 @@ _PLAIN = (
 
 
 def check_columns(schema: types.StructType, *, sink: str, partition_by: Sequence[str]) -> None:
-    """Refuse rows that could not be read again as they are.
-
-    Raises:
-        SinkUnfit: the message names the columns.
-    """
+    """Refuse rows that could not be read back unchanged."""
     wrong = []
     lower = [field.name.lower() for field in schema.fields]
     if not lower:
@@ -93,11 +87,7 @@ def check_columns(schema: types.StructType, *, sink: str, partition_by: Sequence
 
 
 def check_same(there: types.StructType, here: types.StructType, *, sink: str) -> None:
-    """Refuse rows with other columns than those of the first commit. Their order may differ.
-
-    Raises:
-        SinkUnfit: the message lists the differences.
-    """
+    """Refuse rows with other columns than those of the first commit. Their order may differ."""
     if found := list(differences(there, here)):
         raise SinkUnfit(
             f"these rows do not fit {sink}: {'; '.join(found)}. All batches of a sink have the "
@@ -106,7 +96,7 @@ def check_same(there: types.StructType, here: types.StructType, *, sink: str) ->
 
 
 def differences(there: types.StructType, here: types.StructType) -> Iterator[str]:
-    """What differs, in words. Whether a column may be null does not count."""
+    """Yield each difference as text. Nullability is ignored."""
     held = {field.name: field.dataType.simpleString() for field in there.fields}
     given = {field.name: field.dataType.simpleString() for field in here.fields}
     for name, kind in held.items():
@@ -120,7 +110,7 @@ def differences(there: types.StructType, here: types.StructType) -> Iterator[str
 
 
 def to_text(schema: types.StructType) -> str:
-    """The columns as JSON, for the manifest."""
+    """Return the columns as JSON, for the manifest."""
     bare = types.StructType(
         [types.StructField(field.name, field.dataType) for field in schema.fields]
     )
@@ -128,12 +118,12 @@ def to_text(schema: types.StructType) -> str:
 
 
 def from_text(text: str) -> types.StructType:
-    """The columns that ``to_text`` wrote."""
+    """Return the columns that ``to_text`` wrote."""
     return types.StructType.fromJson(json.loads(text))
 
 
 def quoted(name: str) -> str:
-    """A column's name for Spark, whatever is in it."""
+    """Return a column's name quoted for Spark."""
     return "`" + name.replace("`", "``") + "`"
 
 
@@ -175,7 +165,7 @@ class Swept:
 
 
 class ParquetSink:
-    """See ``Sink``. ``path``: a directory that the driver and all executors see."""
+    """A sink of Parquet files. ``path``: a directory that the driver and all executors see."""
 
     atomic = True
 
@@ -187,13 +177,13 @@ class ParquetSink:
         partition_by: Sequence[str] = (),
         clock: Clock | None = None,
     ) -> None:
-        """Nothing is touched yet.
+        """Name the directory; nothing is touched yet.
 
         ``store``: the URL of the store whose database keeps the manifest: SQLite or PostgreSQL.
-        ``partition_by``: columns by whose values the files are laid in directories.
+        ``partition_by``: columns by whose values the files are distributed to directories.
 
         Raises:
-            UsageError: the path is a URL, or ``partition_by`` one text.
+            UsageError: the path is a URL, or ``partition_by`` is a string.
         """
         if isinstance(partition_by, str):
             raise UsageError(
@@ -208,12 +198,12 @@ class ParquetSink:
         self._ledger = CommitLedger(sink="", name=self.name)
 
     def open(self, spark: SparkSession | None = None) -> None:
-        """See ``Sink``. Spark is not asked for anything; ``sweep`` needs none.
+        """Open the sink. Spark is not used; ``sweep`` needs none.
 
         Raises:
-            SinkUnfit: the directory can not be made, or has a Delta table in it.
-            SinkChanged: the directory and the store do not belong together.
-            InvalidUrl, StoreUnavailable, StoreUnusable: the store can not be opened.
+            SinkUnfit: the directory cannot be made, or contains a Delta table.
+            SinkChanged: the directory is not the one that the store knows.
+            InvalidUrl, StoreUnavailable, StoreUnusable: the store cannot be opened.
         """
         del spark
         refuse_taken(self._directory, sink=self.name, other=DELTA)
@@ -226,15 +216,15 @@ class ParquetSink:
         self._database = database
 
     def fence(self, group: str, epochs: Mapping[str, int]) -> Mapping[str, SinkPosition]:
-        """See ``Sink``."""
+        """Raise the epochs and return what was known before."""
         return self._opened().write(lambda tx: self._ledger.fence(tx, group, epochs))
 
     def move(self, group: str, places: Mapping[str, SinkPosition]) -> None:
-        """See ``Sink``."""
+        """Set the positions."""
         self._opened().write(lambda tx: self._ledger.move(tx, group, places))
 
     def stage(self, frame: DataFrame, batch: Batch) -> Staged:
-        """See ``Sink``."""
+        """Stage the rows of the batch."""
         columns = frame.schema
         held = self._opened().read(self._columns)
         if held is not None:
@@ -250,11 +240,11 @@ class ParquetSink:
         return Staged(_StagedParquet(batch=name, columns=held or columns, files=files))
 
     def commit(self, staged: Staged, batch: Batch) -> Written:
-        """See ``Sink``.
+        """Commit the staged rows together with the positions.
 
         Raises:
-            BatchFailed: its files were swept away meanwhile; stage it again.
-            SinkUnfit: somebody else was first, with other columns.
+            BatchFailed: its files were swept in the meantime; stage it again.
+            SinkUnfit: another process was first, with other columns.
         """
         inside: _StagedParquet = staged.inside
 
@@ -291,7 +281,7 @@ class ParquetSink:
         return written
 
     def discard(self, staged: Staged) -> None:
-        """See ``Sink``. Files that turn out to be committed stay."""
+        """Remove the staged files, unless they turn out to be committed."""
         inside: _StagedParquet = staged.inside
         with suppress(LeaseholdError, OSError):
             if self._opened().write(lambda tx: self._forbid(tx, [inside.batch])):
@@ -299,11 +289,11 @@ class ParquetSink:
                     (self._directory / each.path).unlink(missing_ok=True)
 
     def commits(self, group: str) -> Iterator[Commit]:
-        """See ``Sink``."""
+        """Return the commits of the group, oldest first."""
         return iter(self._opened().read(lambda tx: self._ledger.commits(tx, group)))
 
     def sweep(self, *, older_than: timedelta = _ONE_DAY) -> Swept:
-        """Remove files that were never committed, and older than this; forbid to commit them.
+        """Remove files that were never committed, and older than this; forbid committing them.
 
         A driver that still holds such files gets ``BatchFailed`` at its commit and loses nothing.
 
@@ -335,7 +325,7 @@ class ParquetSink:
         return Swept(files=files, bytes=size)
 
     def close(self) -> None:
-        """See ``Sink``."""
+        """Close the sink."""
         database, self._database = self._database, None
         if database is not None:
             database.close()
@@ -348,7 +338,7 @@ class ParquetSink:
         return self._database
 
     def _forbid(self, tx: Tx, batches: Sequence[str]) -> list[str]:
-        """Forbid to commit these batches; return those that were not committed before."""
+        """Forbid committing these batches; return those that were not committed before."""
         uncommitted = [each for each in batches if tx.one("commit_get", id=each) is None]
         tx.many("swept_put", [{"id": each, "wall": tx.wall} for each in uncommitted])
         return uncommitted
@@ -372,7 +362,7 @@ class ParquetSink:
             check_same(held, columns, sink=self.name)
 
     def _check_visible(self, files: Sequence[WrittenFile], batch: Batch) -> None:
-        """Refuse a directory that is another one for the executors than for the driver."""
+        """Refuse a directory that is not the same for the executors and the driver."""
         for each in files:
             if not (self._directory / each.path).is_file():
                 raise SinkUnfit(
@@ -383,7 +373,7 @@ class ParquetSink:
 
 
 def _task(directory: str, batch: str, partition_by: tuple[str, ...]) -> Task:
-    """What runs on the executors. It holds only what can be sent there."""
+    """Return the function that runs on the executors; it holds only what can be pickled."""
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         reading.freeze_garbage_collection()
@@ -414,14 +404,14 @@ def _modified_s(path: Path) -> float:
 def read_parquet(
     spark: SparkSession, path: str | os.PathLike[str], store: str | None = None
 ) -> DataFrame:
-    """The rows of all commits up to now, and no others. What is committed later is not in it.
+    """Return the rows of all commits up to now; later commits do not show.
 
     ``store``: only needed where the URL in ``_leasehold.json`` lacks a password or has moved.
 
     Raises:
-        UsageError: the directory is no sink, or nothing was ever committed to it.
+        UsageError: the directory is not a sink, or nothing was ever committed to it.
         SinkChanged: the store does not know it.
-        InvalidUrl, StoreUnavailable, StoreUnusable: the store can not be opened.
+        InvalidUrl, StoreUnavailable, StoreUnusable: the store cannot be opened.
     """
     directory, columns, files = _read_manifest(path, store)
     if columns is None:
@@ -437,7 +427,7 @@ def read_parquet(
 
 
 def committed_files(path: str | os.PathLike[str], store: str | None = None) -> list[str]:
-    """The same files by their paths, for other programs.
+    """Return the same files by their paths, for other programs.
 
     Raises:
         UsageError, SinkChanged, InvalidUrl, StoreError: see ``read_parquet``.
