@@ -124,7 +124,7 @@ def split_into_tasks(ranges: Sequence[Range], count: int) -> list[tuple[Range, .
 
 
 _SPARK_ERRORS = (PySparkException, Py4JJavaError)
-# The last line of a traceback; of several tracebacks in a row the last one tells what was raised.
+# The last line of a traceback; of several chained ones the last is the error that was raised.
 _ERROR_LINE = re.compile(r"^leasehold\.errors\.(\w+)(?:: (.*))?$", re.MULTILINE)
 
 
@@ -148,7 +148,7 @@ def usage_error_in(error: Exception) -> UsageError | None:
 MIN_ROWS = 1 << 10  # fewer cost Spark more for each row
 MIN_BYTES = 1 << 20  # and so does each batch, which counts where the rows are small
 MAX_ROWS = 40_000
-_ENOUGH_ROWS = 65_536  # more at once bring nothing, however small they are
+_ENOUGH_ROWS = 65_536  # larger batches are not faster
 MAX_BYTES = 32 << 20
 _frozen_pid = 0  # the process that settle() was called in
 

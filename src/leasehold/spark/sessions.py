@@ -182,9 +182,9 @@ _CHECKPOINT_FILES = (
     "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 )
 _STACK_OPTION = "-Xss8m"  # else a query that is stopped in a batch may end in a StackOverflowError
-# Arrow for Java asks at each value whether its buffer is still there and long enough. Spark filled
-# the buffers from a whole batch a moment before, and a fifth of its time goes into these questions.
-# Whether a value is null is still asked.
+# Arrow for Java checks at each value whether its buffer is still allocated and long enough. Spark has
+# just filled the buffers from a whole batch, and spends a fifth of its time on these checks. Nulls
+# are still checked.
 _UNSAFE_ACCESS = "arrow.enable_unsafe_memory_access"
 _ARROW_OPTION = f"-D{_UNSAFE_ACCESS}=true"
 
@@ -219,7 +219,7 @@ def session(
     _add_java_option(ours, _ARROW_OPTION, unless=_UNSAFE_ACCESS)
     if quiet:
         _silence(ours)
-    # What spark-submit and spark-defaults.conf say is known only to Java, once it runs.
+    # Settings of spark-submit and spark-defaults.conf are known only to Java, once it runs.
     SparkContext._ensure_initialized(conf=ours)  # noqa: SLF001
     conf = SparkConf().setAll(ours.getAll())
     conf.setIfMissing("spark.app.name", name)
@@ -289,6 +289,6 @@ def _prepare_environment(master: str) -> None:
     os.environ["JAVA_HOME"] = str(java_home())
     # Else workers run the first python3 in PATH, which may know nothing of Arrow.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    # Executors elsewhere must reach the driver: only threads of its own find it on the loopback.
+    # Executors elsewhere must reach the driver: only its own threads find it on the loopback.
     if is_local(master or configured_master(os.environ) or "local[*]"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")

@@ -167,7 +167,7 @@ def _read_sink(
     commits = tuple(sink.commits(name))
     rows = None
     for _ in range(_MAX_READS):
-        until.close()  # the last look
+        until.close()  # releases the previous read
         try:
             rows = rows_of(sink, spark, store=store, until=until)
         except UnknownResource as error:

@@ -399,14 +399,14 @@ def _before(*names: str) -> WindowSpec:
 
 _SINK_CHANGED = "the sink was written while it was read: stop the drivers, then audit again"
 _MAX_ERROR_CHARS = 300
-# To compile code for a hundred rows takes longer than to look at them: a third of the CPU.
+# Compiling code for a hundred rows takes longer than reading them: a third of the CPU.
 _SMALL_QUERY_SETTINGS = {
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.autoBroadcastJoinThreshold": "-1",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.codegen.wholeStage": "false",
 }
-# What Spark raises if an action fails: of its own, or as it comes from the JVM.
+# Raised by Spark if an action fails: its own errors, or those of the JVM.
 _SPARK_ERRORS = (PySparkException, Py4JJavaError)
 
 

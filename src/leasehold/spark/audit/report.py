@@ -199,11 +199,11 @@ class Audit:
         raise KeyError(name)
 
     def html(self) -> str:
-        """Return the report: one page that needs nothing else."""
+        """Return the report as one self-contained page."""
         return page(self)
 
     def row(self) -> dict[str, object]:
-        """In values that JSON knows."""
+        """Return the audit as values for JSON."""
         known = self.material
         return {
             "verdict": self.verdict.value,
@@ -220,7 +220,7 @@ class Audit:
 
 
 def worst(verdicts: Iterable[Verdict]) -> Verdict:
-    """REFUTED before UNKNOWN before PROVED. Nothing at all is UNKNOWN."""
+    """Return REFUTED before UNKNOWN before PROVED. No verdict at all is UNKNOWN."""
     seen = set(verdicts)
     if Verdict.REFUTED in seen:
         return Verdict.REFUTED
@@ -239,7 +239,7 @@ def finding_row(each: Finding) -> dict[str, object]:
 
 
 def counted(number: int, noun: str) -> str:
-    """``1 term``, ``1,000 terms``."""
+    """Return ``1 term`` or ``1,000 terms``."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
@@ -266,7 +266,7 @@ _PLOT_HEIGHT, _BAR = 180.0, 26.0
 _TICKS = (0.01, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 86400)
 _TICK_GAP = 90
 _MIN_SPAN_S = 0.001
-# Ends that were not in good order. The shape says which, for those who see no colours.
+# Ends that were not graceful. The shape tells them apart without colours.
 _END_MARKS = {
     EndReason.EXPIRED: ("M-4-4L4 4M-4 4L4-4", "the lease ran out: killed, paused or cut off"),
     EndReason.STOLEN: ("M0-5L5 4H-5Z", "stolen"),
@@ -441,7 +441,7 @@ def _plot_width() -> int:
 
 
 def _round_up(value: float) -> float:
-    """To 1, 2 or 5 times a power of ten, so that the axis has round numbers."""
+    """Round up to 1, 2 or 5 times a power of ten, so that the axis has round numbers."""
     size = 10.0 ** (len(f"{int(value)}") - 1) if value >= 1 else 0.001
     while True:
         for factor in (1, 2, 5):
@@ -574,7 +574,7 @@ def _events_by_holder(audit: Audit) -> dict[str, int]:
 
 
 def _colours(audit: Audit) -> Mapping[str, str]:
-    """By the order in which the holders came."""
+    """Return the colour of each holder, in the order of their first terms."""
     known = audit.material
     terms = sorted(known.terms, key=lambda each: each.started_at)
     owners = [each.holder for each in terms if each.reason is not EndReason.RESET]

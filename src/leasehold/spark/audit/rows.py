@@ -147,7 +147,7 @@ def _by_level(
     missing: Column,
     replaced: str,
 ) -> list[DataFrame]:
-    """Faults; what is ``missing`` is unknown if a row may have been replaced."""
+    """Return faults; what is ``missing`` is unknown if a row may have been replaced."""
     if not replaced:
         return [findings_frame(frame, claim, what, evidence)]
     why = formatted("%s; %s", evidence, F.lit(replaced))
@@ -288,7 +288,7 @@ _COLUMNS = "partition string, sequence_number bigint"
 _ARROW = pa.schema([(PARTITION, pa.string()), (NUMBER, pa.int64())])
 _CHUNK_ROWS = 50_000
 _TASK_PAGES = 8192  # 64 MiB
-_AFTER_LAST_ROW = "(4294967294,65535)"  # no row lies further on
+_AFTER_LAST_ROW = "(4294967294,65535)"  # after every possible row
 _LOCK_TIMEOUT_MS = 5000
 _NO_PRIVILEGE = "42501"
 
@@ -487,7 +487,7 @@ def sink_of(text: str, *, store: str) -> Sink:
         return _make_sink("ParquetSink", place, store=store)
     if kind == "log":
         return _make_sink("LogSink", place, store=store)
-    # The rest of what looks like a URL may hold a password.
+    # The rest of a URL may hold a password.
     raise UsageError(f"{kind!r} is no kind of sink: write {_EXAMPLES}")
 
 
@@ -504,7 +504,7 @@ def missing_sink(sink: Sink) -> UnknownResource | None:
         if contains_sink(Path(place), marks):
             return None
     except OSError:
-        return None  # it is told when the sink is opened
+        return None  # reported when the sink is opened
     return UnknownResource(
         f"there is no {what} at {place}: look at the path; a pipeline makes it when it starts"
     )

@@ -166,7 +166,7 @@ def compare(flights: DataFrame, table: pa.Table) -> Comparison:
 
 
 def _plain(sums: DataFrame) -> DataFrame:
-    """In whole numbers that can be compared: a group without a delay has 0 and no longest one."""
+    """Return comparable whole numbers: a group without a delay has 0 and no longest one."""
     return pd.DataFrame(
         {
             name: pd.to_numeric(sums[name])

@@ -32,7 +32,7 @@ def session_members(session: int) -> Iterator[int]:
     for entry in _PROC.iterdir():
         if not entry.name.isdigit():
             continue
-        with suppress(OSError):  # ended while we looked
+        with suppress(OSError):  # ended in the meantime
             stat = (entry / "stat").read_text(encoding="utf-8", errors="replace")
             # The name of a program may hold anything, also blanks and brackets.
             state, _parent, _group, its = stat.rpartition(")")[2].split()[:4]
@@ -63,7 +63,7 @@ def stop_session(session: int) -> int:
 
 def kill_session(session: int) -> int:
     """Send SIGKILL to all of it; return how many processes there were."""
-    # What stands still can not start anything while the others die.
+    # A stopped process cannot start another one while the others are killed.
     count = stop_session(session)
     signal_session(session, signal.SIGKILL)
     return count
@@ -87,7 +87,7 @@ class DriverSettings:
     interval_s: float
 
     def written(self) -> str:
-        """As the one argument of its program."""
+        """Return the settings as the one argument of the driver's program."""
         return json.dumps(asdict(self))
 
 
@@ -181,7 +181,7 @@ class Driver:
             try:
                 self._popen.stdin.write(line + "\n")
                 self._popen.stdin.flush()
-            except BrokenPipeError:  # it has just ended, which ``code`` tells
+            except BrokenPipeError:  # it has just ended, which ``code`` shows
                 return
 
     def _read(self) -> None:

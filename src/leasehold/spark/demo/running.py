@@ -129,7 +129,7 @@ _MORE = "      "
 
 
 def further(place: DemoFiles, *, programs: Path, cwd: Path) -> list[str]:
-    """Lines to print; ``programs``: the directory of ``sys.executable``."""
+    """Return lines to print; ``programs``: the directory of ``sys.executable``."""
     leasehold = called("leasehold", programs=programs, cwd=cwd)
     python = called("python", programs=programs, cwd=cwd)
     store = ["--store", place.url]

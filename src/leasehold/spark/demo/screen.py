@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 class WaitPoint(StrEnum):
     """Where a driver can be paused."""
 
-    STAGED = "staged"  # rows are written, nobody sees them, the commit is the next call
-    COMMITTED = "committed"  # the table has them, the store has not heard of it
+    STAGED = "staged"  # rows are written and invisible, the commit is the next call
+    COMMITTED = "committed"  # the table has them, the store does not know yet
 
 
 class LineKind(StrEnum):
@@ -47,7 +47,7 @@ class LineKind(StrEnum):
     STAGED = "staged"
     COMMITTED = "committed"
     REFUSED = "refused"
-    WAITS = "waits"  # at the moment that was asked for
+    WAITS = "waits"  # at the requested point
     ENDED = "ended"
 
 
@@ -61,7 +61,7 @@ class DriverReport:
     words: str = ""
 
     def line(self) -> str:
-        """As it goes through the pipe."""
+        """Return the report as a line of JSON."""
         return json.dumps(asdict(self))
 
 
@@ -181,7 +181,7 @@ class Rates:
 
 
 def listed(partitions: Sequence[str]) -> str:
-    """``partition 3`` or ``partitions 0, 2, 5``."""
+    """Return ``partition 3`` or ``partitions 0, 2, 5``."""
     noun = "partition" if len(partitions) == 1 else "partitions"
     return f"{noun} {', '.join(partitions)}"
 

@@ -107,7 +107,7 @@ class EventSender:
     def _work(self) -> None:
         try:
             self._send_all()
-        except BaseException as error:  # noqa: BLE001 - told to whoever looks after us
+        except BaseException as error:  # noqa: BLE001 - raised by the show
             self.error = error
 
     def _send_all(self) -> None:
@@ -133,7 +133,7 @@ class EventSender:
 _LOOK_EVERY_S = 0.3
 _PATIENCE_S = 180.0
 _GOODBYE_S = 30.0
-# Shares of all flights. The sender waits at a gate until the fault that comes there is on its way.
+# Fractions of all flights. The sender waits at a gate until the fault at it has begun.
 _KILL_AT, _FIRST_GATE = 0.30, 0.35
 _STOP_AT, _SECOND_GATE = 0.60, 0.65
 _MIN_SHARE, _MIN_PART = 0.003, 0.25
@@ -305,7 +305,7 @@ class Show:
         await self._until(f"{driver.name} is {moment}", lambda _: bool(driver.said(LineKind.WAITS)))
         return driver.said(LineKind.WAITS)[-1]
 
-    # ---------------------------------------------------------------- looks
+    # --------------------------------------------------------------- polling
 
     async def _until(self, what: str, true: Callable[[GroupLook], bool]) -> None:
         """Poll the store until the condition is true."""
@@ -388,7 +388,7 @@ class Show:
     def _min_rows(self) -> int:
         """Of a batch that is worth a fault: not the first trickle after a gate."""
         least = _MIN_SHARE * self._total
-        if self._options.per_s:  # half of what comes in an interval goes to each driver
+        if self._options.per_s:  # each driver gets half of what is sent in an interval
             least = min(least, _MIN_PART * self._options.per_s * self._options.interval_s)
         return int(least)
 

@@ -156,7 +156,7 @@ class PublicationStep:
                 "moved the position; start the pipeline again, it goes on from there"
             )
         if known.position < part.range.start:
-            return None  # the query wrote elsewhere meanwhile
+            return None  # the query wrote to another sink in between
         return SinkChanged(
             f"{self.request.sink} holds the batches before {known.position}, and this is batch "
             f"{part.range.start}: the query seems to have a new or an older checkpoint; give it a "
@@ -225,7 +225,7 @@ def ensure_sink(tx: Tx, sink: str, stream: StreamInfo) -> int | SinkChanged:
     created_at = stream.created_at
     tx.run("sink_put", sink=sink, stream=stream.name, created_at=created_at)
     row = tx.one("sink_get", sink=sink)
-    if row is None:  # just made
+    if row is None:  # just inserted
         return 0
     if (row[0], row[1]) != (stream.name, created_at):
         there = f"{row[0]!r} of {row[1]}"

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from leasehold.spark.sinks.port import SinkPosition
     from leasehold.stores.blocking import BlockingDatabase, Tx
 
-# Somebody who publishes says so every second. After this time without a word others may.
+# A publishing process sends a heartbeat every second. Without one for this long others publish.
 _HEARTBEAT_TIMEOUT_S = 10.0
 _MAX_KEPT_COMMITS = 100_000
 

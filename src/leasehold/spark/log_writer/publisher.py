@@ -76,9 +76,7 @@ _DELIVERY_TIMEOUT_S = 60.0
 _OWNER_TIMEOUT_S = 5.0
 _HEARTBEAT_INTERVAL_S = 1.0
 
-StagedBatches = list[
-    tuple[int, int, "pa.RecordBatch"]
-]  # shared out over how many, which one, the rows
+StagedBatches = list[tuple[int, int, "pa.RecordBatch"]]  # number of partitions, partition, rows
 
 
 class PublicationEnded(Exception):
@@ -149,7 +147,7 @@ class BatchSender:
             )
 
     def _send(self, number: int, staged: StagedBatches) -> None:
-        router = self._log._seat(self._stream, number)  # noqa: SLF001 - numbers of its own, no lane
+        router = self._log._seat(self._stream, number)  # noqa: SLF001 - it sends its own sequence numbers
         courier = OwnerClient(clock=self._clock, owner_timeout_s=_OWNER_TIMEOUT_S)
         try:
             for batches in self._producer_batches(self._rows_of(number, staged)):
@@ -200,7 +198,7 @@ class BatchSender:
 
 log = logging.getLogger("leasehold.spark")
 
-SAVE_PREFIX = "save/"  # begins the name of a sink that is made for one batch
+SAVE_PREFIX = "save/"  # prefix of a sink that exists for one batch
 _SHARED_DIRECTORY = "queries"
 _ORPHAN_AGE = timedelta(days=1)
 
@@ -333,7 +331,7 @@ class Publisher:
             return
         except FileNotFoundError as error:
             if not self._ledger.heartbeat(record):
-                return  # somebody else has published it, and removed its files
+                return  # another process has published it, and removed its files
             raise VolumeUnusable(
                 f"{error.filename or error} of {record.label} is gone before it was published: it "
                 "must be seen here, at this path; bring it back"

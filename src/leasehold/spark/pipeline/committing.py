@@ -102,7 +102,7 @@ class Committing:
             try:
                 return self._context.sink.commit(staged, work.batch)
             except StoreUnavailable as error:
-                # It may have been done. The sink knows, and says so when it is asked again; when
+                # It may have been done. The sink finds out when it is asked again; when
                 # we stop and it stays away, the next owner asks it.
                 failures += 1
                 now_s = self._clock.boottime_s()

@@ -80,7 +80,9 @@ class Engine:
         self._in_flight: tuple[Work, Future[bool]] | None = None
         self._committed: dict[str, int] = {}  # committed
         self._planned: dict[str, int] = {}  # planned
-        self._unconfirmed: dict[str, Handle] = {}  # held, but where they stand has to be asked
+        self._unconfirmed: dict[
+            str, Handle
+        ] = {}  # held, but their positions have to be read from the sink
         self._backlog: deque[tuple[Range, ...]] = deque()
         self._number = 0
         self._idle_rounds = 0
@@ -165,7 +167,7 @@ class Engine:
             held = {each: handle for each, handle in fresh.items() if handle.valid}
             try:
                 return self._takeover.resume_points(held) if held else {}
-            except LeaseLost as lost:  # while they were being opened: the others go on
+            except LeaseLost as lost:  # while they were being opened: the others continue
                 log.info("lost while it was opened: %s", lost)
                 failures += 1
             except StoreUnavailable as error:
@@ -200,7 +202,7 @@ class Engine:
             unreadable = [
                 each for each, at in positions.items() if not _is_readable(at, ends[each])
             ]
-            if unreadable:  # trimmed, or made anew: opened again, which knows what to do
+            if unreadable:  # trimmed, or recreated: taking it over again handles that
                 self._unconfirmed.update({each: usable[each] for each in unreadable})
                 return None
             ranges = next_ranges(positions, found, max_events=self._options.batch_events)

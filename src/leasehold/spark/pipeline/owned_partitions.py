@@ -203,7 +203,7 @@ class OwnedPartitions:
         """Wait this many seconds, whatever changes here, unless ``unless`` returns true."""
         until_s = self._clock.boottime_s() + seconds
         while not unless() and (left_s := until_s - self._clock.boottime_s()) > 0:
-            with self._changed:  # a signal handler may set what ``unless`` looks at, and no more
+            with self._changed:  # a signal handler only sets what ``unless`` reads
                 self._changed.wait(min(left_s, self._clock.slice_s))
 
     def wake(self) -> None:

@@ -235,7 +235,7 @@ class Pipeline:
     def _on_signal(self, number: int, _frame: object) -> None:
         if self._requests.heard(self._clock.boottime_s()) is StopAsked.AGAIN:
             os._exit(128 + number)
-        self._is_stopping = True  # no lock is taken here: the loop looks several times a second
+        self._is_stopping = True  # no lock is taken here: the loop polls several times a second
 
 
 def _to_stderr(line: str) -> None:

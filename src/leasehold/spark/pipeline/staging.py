@@ -141,7 +141,7 @@ class Staging:
                     continue
                 if isinstance(error, StoreError) or self._is_gone():
                     raise
-                if self._is_trimmed(work):  # while it waited: planned anew, which knows what to do
+                if self._is_trimmed(work):  # while it waited: planning again handles that
                     log.warning("batch %s: retention was faster", work.batch.label)
                     return None
                 attempt += 1

@@ -143,7 +143,7 @@ class CommitLedger:
     def _lock(self, tx: Tx, group: str, partitions: Iterable[str]) -> dict[str, SinkPosition]:
         names = sorted(partitions)
         tx.many("position_lock", [{"wall": tx.wall, **self._key(group, each)} for each in names])
-        # A statement of its own, after the locks were had: it sees what was committed meanwhile.
+        # A separate statement after the locks: it sees what was committed in the meantime.
         rows = tx.all("positions", sink=self.sink, grp=group)
         known = {
             part: SinkPosition(position=position, epoch=epoch) for part, epoch, position in rows

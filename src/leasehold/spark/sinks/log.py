@@ -75,7 +75,7 @@ class LogSink:
         self._staging = staging
         self._clock = clock
         self._sink = f"sink/{name or self._stream}"
-        # Two drivers may publish at once: each in order for itself.
+        # Two drivers may publish at the same time: each keeps its own order.
         self._producer = new_token()
         self._publisher: Publisher | None = None
         self.name = f"log:{self._stream}"

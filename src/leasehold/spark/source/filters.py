@@ -165,7 +165,7 @@ def _with_numbers(pushed: Pushed, each: Filter) -> Pushed | None:
     if not isinstance(each, (*_COMPARISONS, In)) or not _compares_only(each, int):
         return None
     pushed = replace(pushed, numbers=pushed.numbers.limited_by(each))
-    if isinstance(each, In):  # the others say all that they say by the bounds
+    if isinstance(each, In):  # the others are fully expressed by the bounds
         return _with_test(pushed, "sequence_number", "is_in", pa.array(each.value, pa.int64()))
     return pushed
 

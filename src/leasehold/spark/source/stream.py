@@ -179,7 +179,7 @@ class EventStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         try:
             ends = self._ends(open_stream(self._options.source, self._options.store))
         except StoreUnavailable:
-            return None  # for people only, so it waits for nothing
+            return None  # for display only, so it does not wait
         return {name: known.next for name, known in ends.items()}
 
     def partitions(self, start: Offsets, end: Offsets) -> list[EventPartition]:

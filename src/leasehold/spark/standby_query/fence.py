@@ -66,7 +66,7 @@ class QuerySink:
         self._query_id = query_id
         self._clock = clock
         self._rng = rng
-        # The key has the name quoted: a slash in it can not make two groups alike.
+        # The key has the name quoted: a slash in it cannot make two groups equal.
         self.group = f"query/{reservation.key.partition('/')[2]}"
         self._partition: str | None = None
         self._next: int | None = None
@@ -124,8 +124,8 @@ class QuerySink:
                 self._reservation.check()
                 self._sink.commit(staged, batch)
             except StoreUnavailable as error:
-                # It may have been done. The sink knows, and says so when it is asked again: by us,
-                # or, if the driver stops or loses its reservation meanwhile, by the next one.
+                # It may have been done. The sink finds out when it is asked again: by this driver,
+                # or, if it stops or loses its reservation in the meantime, by the next one.
                 failures += 1
                 log.warning("batch %d: no answer to the commit: %s", batch.number, error)
                 self._reservation.lost.wait(_BACKOFF.pause_s(failures, self._rng))

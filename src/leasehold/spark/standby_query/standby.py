@@ -137,7 +137,7 @@ class RunningQuery:
         """Return if the query keeps its progress at the reserved location."""
         try:
             root = str(self._query._jsq.streamingQuery().resolvedCheckpointRoot())  # noqa: SLF001
-        except Exception:  # noqa: BLE001 - a query of another kind does not tell
+        except Exception:  # noqa: BLE001 - a query of another kind has no such method
             return
         used = canonical(root, default=default)
         if used != reserved:
@@ -165,7 +165,9 @@ class RunningQuery:
         """Stop it; return True when nothing of it runs, False if ``has_time`` returned false."""
 
         def stop() -> None:
-            with suppress(Exception):  # it may have failed meanwhile, and has ended then as well
+            with suppress(
+                Exception
+            ):  # it may have failed in the meantime, and has ended then as well
                 if not self._ended.is_set():
                     self._query.stop()
 
@@ -204,7 +206,7 @@ def stopped_by_signals(
     code has replaced them.
     """
     if threading.current_thread() is not threading.main_thread():
-        yield lambda: None  # signals come to the main thread only
+        yield lambda: None  # only the main thread receives signals
         return
     before = {number: signal.getsignal(number) for number in _SIGNALS}
     numbers = queue.SimpleQueue[int]()
@@ -262,11 +264,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("leasehold.spark")
 
-# Which part of the lease the last words may take: less than its margin.
+# The fraction of the lease that the last report may take: less than its margin.
 _STUCK_REPORT_FRACTION = 0.05
 _MIN_SPARK_STOP_S = 2.0  # how long Spark's own stop may take, at least, though no batch runs
 _BACKOFF = Backoff(base_s=1.0, max_s=60.0)
-# What Spark says when somebody without a reservation works on the same checkpoint.
+# Errors of Spark when a driver without a reservation works on the same checkpoint.
 _FOREIGN_WRITER_ERRORS = (
     "CONCURRENT_STREAM_LOG_UPDATE",
     "Multiple streaming queries are concurrently using",
@@ -325,7 +327,7 @@ class Standby:
         self._request: Request | None = None
         self._stopping = threading.Event()
         self._has_served = False
-        # Both are looked at before a session is started, which takes its time.
+        # Both are checked before a session is started, which takes seconds.
         Wish.of((name,), lease=lease)
         canonical(checkpoint_location)
 
@@ -425,7 +427,10 @@ class Standby:
                 return _TermOutcome(done=True)
             progress.catch_up(fence.last_batch)
             return self._outcome(report, fence, reservation, progress)
-        except (StoreError, LeaseLost) as error:  # of making the query: a sink could not be had
+        except (
+            StoreError,
+            LeaseLost,
+        ) as error:  # of building the query: a sink could not be opened
             self._emit(StandbyState.FAILED, epoch=fence.epoch, text=str(error))
             return _TermOutcome(error=error)
         finally:
@@ -469,7 +474,7 @@ class Standby:
                 self._emit(
                     StandbyState.ASKED, epoch=fence.epoch, text=f"an operator wants it to {to}"
                 )
-            # A batch that is nearly done is not thrown away.
+            # A batch that is nearly done is not wasted.
             if not fence.idle(within_s=self._drain_s):
                 fence.give_up()
         until_s = max(until_s, self._clock.boottime_s() + _MIN_SPARK_STOP_S)
@@ -496,7 +501,7 @@ class Standby:
         self, report: _StateReport, fence: Fence, reservation: Reservation, progress: BatchProgress
     ) -> _TermOutcome:
         epoch, batch, lost = fence.epoch, progress.last, reservation.why_lost
-        if lost == GIVEN_UP:  # by this driver itself, after the word
+        if lost == GIVEN_UP:  # by this driver itself, after the report
             lost = None
         progressed = batch is not None
         if report.why == "stop" or (report.why == "asked" and report.successor is None):
@@ -521,7 +526,7 @@ class Standby:
         """Wait before the next attempt, or give up."""
         wrong = usage_error_in(error)
         if wrong is not None:
-            raise wrong from None  # the page that Spark writes about it says no more
+            raise wrong from None  # Spark's long error text adds nothing
         foreign = any(each in str(error) for each in _FOREIGN_WRITER_ERRORS)
         if foreign:
             log.error(
@@ -534,7 +539,7 @@ class Standby:
             raise error
         self._stopping.wait(_BACKOFF.pause_s(failures, self._rng))
 
-    # ------------------------------------------------------------ words
+    # ------------------------------------------------------------ events
 
     def _on_batch_done(self, fence: Fence, batch: int) -> None:
         self._emit(StandbyState.BATCH, epoch=fence.epoch, batch=batch)

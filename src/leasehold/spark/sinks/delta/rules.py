@@ -240,7 +240,7 @@ def _type_text(kind: t.DataType) -> str:
     return kind.simpleString()
 
 
-_NO_POSITION = -1  # a position that was taken back: a transaction can not be deleted
+_NO_POSITION = -1  # a position that was withdrawn: a transaction cannot be deleted
 
 
 def position_id(group: str, partition: str) -> str:

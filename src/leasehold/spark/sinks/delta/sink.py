@@ -72,7 +72,7 @@ def _is_own_file(path: str) -> bool:
     return path.rpartition("/")[2].startswith(PREFIX)
 
 
-# Each conflict means that somebody else's commit of the same partition went through.
+# Each conflict means that another commit of the same partition succeeded.
 _MAX_ATTEMPTS = 20
 _MIN_SWEEP_AGE = timedelta(hours=1)
 _MS = 1000
@@ -335,7 +335,7 @@ class DeltaSink:
         return found
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no resources are held."""
 
     def _refresh(self) -> bool:
         """Read what is new in the table; return whether it exists."""

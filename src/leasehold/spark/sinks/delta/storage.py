@@ -64,7 +64,7 @@ class Storage:
             return None
 
     def stamp(self, path: str) -> tuple[int, ...] | None:
-        """Numbers that change when the file is replaced; None if there is no such file."""
+        """Return numbers that change when the file is replaced; None if it does not exist."""
         if self.local is not None:
             try:
                 found = (self.local / path).stat()

@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from leasehold.spark.sinks.delta.storage import Storage
     from leasehold.spark.sinks.port import Batch
 
-# Said by deltalake when a version that is there stands against the commit. That version may be the
-# commit itself: the storage layer tries again by itself after an answer that was lost.
+# deltalake reports these when an existing version conflicts with the commit. That may be the
+# commit itself: the storage layer retries on its own after a lost answer.
 _REFUSALS = (
     "Commit failed: a concurrent transaction",
     "Concurrent transaction failed",
@@ -174,7 +174,7 @@ class DeltaLog:
         """Commit from version ``on``, which was checked."""
         table = self._open_table()
         if table.version() != on:
-            # Delta looks for conflicts only after the version it starts from: what came between
+            # Delta checks for conflicts only after the version it starts from: versions in between
             # would be passed over.
             text = f"version {on} was judged, and version {table.version()} is known"
             raise Conflict(text, certain=True)

@@ -275,7 +275,7 @@ class _TaskFiles:
     def _create(self, label: str, schema: pa.Schema) -> _ParquetFile:
         home = self._root / label if label else self._root
         if not home.is_dir():
-            # All that are between: others may be making the same at this moment.
+            # All directories in between: other tasks may be making the same now.
             self._changed.update({home, *home.parents} - set(self._root.parents))
             home.mkdir(parents=True, exist_ok=True)
         self._changed.add(home)

@@ -318,7 +318,7 @@ class ParquetSink:
         files = size = 0
         for path, _ in old:
             if str(path.relative_to(self._directory)) not in kept:
-                with suppress(FileNotFoundError):  # somebody else sweeps too
+                with suppress(FileNotFoundError):  # another process sweeps too
                     found = path.stat().st_size
                     path.unlink()
                     files, size = files + 1, size + found

@@ -153,7 +153,7 @@ class SinkDatabase:
 
     def _pop_idle(self) -> Connection | None:
         try:
-            return self._idle.pop()  # other threads may take one at the same moment
+            return self._idle.pop()  # other threads may take one at the same time
         except IndexError:
             return None
 
