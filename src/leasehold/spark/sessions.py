@@ -182,8 +182,8 @@ _CHECKPOINT_FILES = (
     "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 )
 _STACK_OPTION = "-Xss8m"  # else a query that is stopped in a batch may end in a StackOverflowError
-# Arrow for Java checks at each value whether its buffer is still allocated and long enough. Spark has
-# just filled the buffers from a whole batch, and spends a fifth of its time on these checks. Nulls
+# Arrow for Java checks at each value whether its buffer is still allocated and long enough. Spark
+# has just filled the buffers from a whole batch, and these checks take a fifth of its time. Nulls
 # are still checked.
 _UNSAFE_ACCESS = "arrow.enable_unsafe_memory_access"
 _ARROW_OPTION = f"-D{_UNSAFE_ACCESS}=true"
