@@ -27,29 +27,29 @@ def say(**what: object) -> None:
     print(json.dumps(what), flush=True)
 
 
-def main(told: dict[str, Any]) -> None:
+def main(task_options: dict[str, Any]) -> None:
     calls, lock = 0, threading.Lock()
 
     def step(name: str) -> None:
         nonlocal calls
-        if name != told.get("at"):
+        if name != task_options.get("at"):
             return
         with lock:
             calls += 1
-            if calls == told["times"]:
+            if calls == task_options["times"]:
                 say(at=name)
-                if told["signal"] == "STOP":
-                    pause_me(told["url"])
+                if task_options["signal"] == "STOP":
+                    pause_me(task_options["url"])
                 else:
                     os.kill(os.getpid(), signal.SIGKILL)
 
     # So that a batch is sent in many deliveries.
     publisher_module._MAX_SYNC_FRAMES = 1
-    opened = publisher(told["url"], step=step)
-    for number in range(told["first"], told["first"] + told["count"]):
-        files = staged(opened.plan(), f"b{number}", told["rows"], tasks=4)
+    opened = publisher(task_options["url"], step=step)
+    for number in range(task_options["first"], task_options["first"] + task_options["count"]):
+        files = staged(opened.plan(), f"b{number}", task_options["rows"], tasks=4)
         try:
-            opened.commit(query_request(number, epoch=told["epoch"]), files)
+            opened.commit(query_request(number, epoch=task_options["epoch"]), files)
         except LeaseholdError as error:
             opened.discard(files)
             say(batch=number, refused=type(error).__name__)

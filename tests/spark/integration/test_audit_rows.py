@@ -116,9 +116,9 @@ def test_a_key_by_which_rows_are_replaced_is_noticed(
     url: str, held: ExitStack, columns: str, *, replaced: bool
 ) -> None:
     address = table(url, "keyed", columns)
-    words = table_snapshot(address, "public", "keyed", until=held).replaced
-    assert bool(words) is replaced
-    assert not words or "(carrier)" in words
+    message = table_snapshot(address, "public", "keyed", until=held).replaced
+    assert bool(message) is replaced
+    assert not message or "(carrier)" in message
 
 
 @pytest.mark.server
@@ -197,7 +197,7 @@ def test_the_events_of_a_stream_say_whether_they_tell_of_which_event_they_are(st
 
 
 @pytest.mark.parametrize(
-    ("properties", "body", "told"),
+    ("properties", "body", "result"),
     [
         ({"partition": "0", "sequence_number": "7"}, b"\xff", True),
         ([("partition", "0"), ("sequence_number", "7")], b"", True),
@@ -208,9 +208,9 @@ def test_the_events_of_a_stream_say_whether_they_tell_of_which_event_they_are(st
     ],
 )
 def test_an_event_tells_in_its_properties_or_in_its_body(
-    properties: dict[str, str] | None, body: bytes, *, told: bool
+    properties: dict[str, str] | None, body: bytes, *, result: bool
 ) -> None:
-    assert names_its_event(properties, body) is told
+    assert names_its_event(properties, body) is result
 
 
 @pytest.mark.spec("S4")

@@ -211,11 +211,11 @@ def test_reading_does_not_load_pandas(stream: Stream) -> None:
         "print(batch.num_rows, 'pandas' in sys.modules)"
     )
 
-    said = subprocess.run(
+    output = subprocess.run(
         [sys.executable, "-c", program], check=True, capture_output=True, text=True
     )
 
-    assert said.stdout.split() == ["4", "False"]
+    assert output.stdout.split() == ["4", "False"]
 
 
 @pytest.mark.process
@@ -235,11 +235,11 @@ def test_only_in_a_worker_of_spark_modules_are_kept_out_of_collections(
         "print(first > 10_000, gc.get_freeze_count() == first)"
     )
 
-    said = subprocess.run(
+    output = subprocess.run(
         [sys.executable, "-c", program], check=True, capture_output=True, text=True
     )
 
-    assert said.stdout.split() == [frozen, "True"]
+    assert output.stdout.split() == [frozen, "True"]
 
 
 def test_no_ranges_give_no_batches(stream: Stream) -> None:

@@ -46,8 +46,8 @@ def batch_of_three(url: str) -> tuple[BatchWriter, list[TaskResult]]:
     made = publisher(url)
     plan = made.plan()
     made.close()
-    told = [TaskResult(each) for each in staged(plan, "a", 3)]
-    return BatchWriter(WriteOptions(stream=STREAM, store=url), plan, token=new_token()), told
+    results = [TaskResult(each) for each in staged(plan, "a", 3)]
+    return BatchWriter(WriteOptions(stream=STREAM, store=url), plan, token=new_token()), results
 
 
 def query_of(url: str, checkpoint: str) -> StreamWriter:
@@ -63,8 +63,8 @@ def put(query: StreamWriter, name: str, number: int) -> None:
 def test_a_save_whose_answer_was_lost_is_found(
     url: str, tmp_path: Path, lost_answers: list[int]
 ) -> None:
-    writer, told = batch_of_three(url)
-    writer.commit(told)
+    writer, results = batch_of_three(url)
+    writer.commit(results)
     assert not lost_answers
     assert counted(url) == {"a": 3}
     assert not left_over(tmp_path)
@@ -76,11 +76,11 @@ def test_a_save_whose_answer_was_lost_is_found(
 def test_a_batch_of_a_query_whose_id_can_not_be_read_is_not_stored_again(
     url: str, tmp_path: Path, prefix: str, trouble: str
 ) -> None:
-    place = tmp_path / "checkpoint"
-    metadata = place / "metadata"
-    place.mkdir()
+    path = tmp_path / "checkpoint"
+    metadata = path / "metadata"
+    path.mkdir()
     metadata.write_text(json.dumps({"id": "b1f2"}))
-    query = query_of(url, f"{prefix}{place}")
+    query = query_of(url, f"{prefix}{path}")
     put(query, "a", 0)
     metadata.unlink()
     if trouble == "unreadable":

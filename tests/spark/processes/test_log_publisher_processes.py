@@ -32,8 +32,8 @@ STEPS = [("staged", 1), ("committed", 1), ("sending", 1), ("sending", 5), ("sent
 class Driver:
     """See ``publishing_process``."""
 
-    def __init__(self, url: str, **told: Any) -> None:
-        order = {"url": url, "first": 0, "count": 1, "rows": 200, "epoch": 0} | told
+    def __init__(self, url: str, **options: Any) -> None:
+        order = {"url": url, "first": 0, "count": 1, "rows": 200, "epoch": 0} | options
         self._popen = subprocess.Popen(
             [sys.executable, "-m", "tests.support.log_publisher_process", json.dumps(order)],
             stdout=subprocess.PIPE,
@@ -72,8 +72,8 @@ def drive(url: str) -> Iterator[Callable[..., Driver]]:
     """Start drivers, which are gone at the end of the test."""
     started: list[Driver] = []
 
-    def begin(**told: Any) -> Driver:
-        started.append(Driver(url, **told))
+    def begin(**options: Any) -> Driver:
+        started.append(Driver(url, **options))
         return started[-1]
 
     yield begin
@@ -138,18 +138,18 @@ def test_two_drivers_that_race_for_the_same_batches_store_each_once(
     url: str, drive: Callable[..., Driver]
 ) -> None:
     drivers = [drive(count=6, rows=60) for _ in range(2)]
-    said: list[list[dict[str, Any]]] = [[], []]
+    output: list[list[dict[str, Any]]] = [[], []]
 
-    def listen(place: int) -> None:
-        said[place] = [drivers[place].line() for _ in range(6)]
+    def listen(path: int) -> None:
+        output[path] = [drivers[path].line() for _ in range(6)]
 
-    threads = [threading.Thread(target=listen, args=(place,)) for place in range(2)]
+    threads = [threading.Thread(target=listen, args=(path,)) for path in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert [driver.wait() for driver in drivers] == [0, 0]
     # One that is behind by more than a batch hears that these numbers are over.
-    refusals = {each["refused"] for lines in said for each in lines if "refused" in each}
+    refusals = {each["refused"] for lines in output for each in lines if "refused" in each}
     assert refusals <= {"SinkChanged"}
     assert counted(url) == {f"b{number}": 60 for number in range(6)}

@@ -67,7 +67,7 @@ def small(spark: SparkSession, material: AuditMaterial) -> Tables:
     return made_tables
 
 
-def told(frames: list[DataFrame], level: Level = Level.FAULT) -> dict[tuple[str, str], str]:
+def result(frames: list[DataFrame], level: Level = Level.FAULT) -> dict[tuple[str, str], str]:
     """What was found: (check, partition) -> the words."""
     return {
         (each.check, each.partition): each.what
@@ -112,7 +112,7 @@ def test_each_fault_of_terms_has_its_own_words(spark: SparkSession) -> None:
         a.CLEAN, terms=(*a.TERMS, *broken), epochs={"0": 2, "lost": 2, "never": 1, "free": 0}
     )
     frames = term_findings(small(spark, material))
-    assert told(frames) == {
+    assert result(frames) == {
         ("terms-apart", "apart"): "epoch 2 of b began before epoch 1 of a was over: "
         "two owners at once",
         ("terms-apart", "open"): "epoch 2 of b began before epoch 1 of a was over: "
@@ -124,7 +124,7 @@ def test_each_fault_of_terms_has_its_own_words(spark: SparkSession) -> None:
         ("ends-told", "why"): "epoch 1 of a ended without a reason",
         ("ends-told", "back"): "epoch 1 of a ended before it began",
     }
-    assert told(frames, Level.UNKNOWN) == {
+    assert result(frames, Level.UNKNOWN) == {
         ("epochs-rise", "old"): "the terms before epoch 5 are not kept any more"
     }
 
@@ -161,7 +161,7 @@ def test_each_fault_of_commits_has_its_own_words(spark: SparkSession) -> None:
         ends={each: PartitionEnds(first=0, next=25) for each in names},
     )
     frames = commit_findings(small(spark, material))
-    assert told(frames) == {
+    assert result(frames) == {
         ("commits-tile", "gap"): "events 10 to 14 are in no commit",
         ("commits-tile", "again"): "events 5 to 9 were committed again",
         ("commits-tile", "inside"): "events 3 to 4 were committed again",
@@ -171,7 +171,7 @@ def test_each_fault_of_commits_has_its_own_words(spark: SparkSession) -> None:
         ("commits-tile", "beyond"): "events 25 to 29 were committed, and the log ends before "
         "event 25",
     }
-    assert told(frames, Level.UNKNOWN) == {
+    assert result(frames, Level.UNKNOWN) == {
         ("commits-tile", "later"): "events 0 to 4 come before the first commit that is told",
         ("commits-tile", "reset"): "a reset went back from event 20 to 10: they came again",
         ("commits-owned", "old"): "commits of terms that are not kept any more: 1",
@@ -194,7 +194,7 @@ def test_each_fault_of_checkpoints_has_its_own_words(spark: SparkSession) -> Non
         ),
         commits=tuple(a.commit("v1", each, 0, 10, 2, "a") for each in names),
     )
-    assert told(checkpoint_findings(small(spark, material), sink=True)) == {
+    assert result(checkpoint_findings(small(spark, material), sink=True)) == {
         ("checkpoints-follow", "ahead"): "the checkpoint says that events up to 10 are done, and "
         "the sink holds those up to 9",
         ("checkpoints-owned", "nobody"): "the checkpoint was written under epoch 3, which nobody "
@@ -244,7 +244,7 @@ def test_a_log_with_a_gap_and_a_number_twice_is_found(spark: SparkSession) -> No
         ends={each: PartitionEnds(first=low, next=high) for each, (low, high) in ends.items()},
     )
     made_tables = tables(spark, material)
-    assert told(log_findings(numbers(spark, pairs), made_tables.ends)) == {
+    assert result(log_findings(numbers(spark, pairs), made_tables.ends)) == {
         ("log-whole", "0"): "events that are missing: 1",
         ("log-whole", "1"): "numbers are given twice",
         ("log-whole", "4"): "events that are missing: 2",
@@ -258,13 +258,13 @@ def test_a_real_pipeline_into_delta_is_proved_until_somebody_meddles(
     monkeypatch: pytest.MonkeyPatch,
     capfdbinary: pytest.CaptureFixture[bytes],
 ) -> None:
-    url, place = made(tmp_path, events=400, partitions=2), tmp_path / "table"
+    url, path = made(tmp_path, events=400, partitions=2), tmp_path / "table"
     options = PipelineOptions(batch_events=150, timing=QUICK)
     line = Pipeline(spark, "log:orders", url, "copies", options=options)
     line.transform(lambda events: events.select("partition", "sequence_number", "body"))
-    line.write_to(DeltaSink(place)).run(until_caught_up=True)
+    line.write_to(DeltaSink(path)).run(until_caught_up=True)
 
-    found = audit(spark, store=url, stream="orders", group="copies", sink=DeltaSink(place))
+    found = audit(spark, store=url, stream="orders", group="copies", sink=DeltaSink(path))
     assert (found.verdict, found.findings) == (Verdict.PROVED, ())
     assert (found.check("rows-once").looked_at, found.check("log-whole").looked_at) == (400, 400)
     assert len(found.lags) == len(found.material.commits or ())
@@ -273,11 +273,11 @@ def test_a_real_pipeline_into_delta_is_proved_until_somebody_meddles(
     with pytest.raises(UnknownResource, match="nobodys"):
         audit(spark, store=url, stream="orders", group="nobodys")
 
-    one = DeltaTable(place).to_pyarrow_table().slice(0, 1)
-    write_deltalake(place, one, mode="append")
+    one = DeltaTable(path).to_pyarrow_table().slice(0, 1)
+    write_deltalake(path, one, mode="append")
     leasehold = CommandLine(monkeypatch, capfdbinary, url)
     page = tmp_path / "audit.html"
-    done = leasehold("audit", "orders", "copies", "--sink", f"delta:{place}", "--html", str(page))
+    done = leasehold("audit", "orders", "copies", "--sink", f"delta:{path}", "--html", str(page))
     assert done.code == 1
     assert done.out.startswith("REFUTED  orders copies: 2 findings against 2 of 11 claims")
     assert {"rows-counted", "rows-once"} <= set(done.out.split())

@@ -68,8 +68,8 @@ def test_a_hub_has_the_rows_of_the_log_behind_it(
     keys = spark.read.format("leasehold").schema("key string").load(address(hub))
     assert sorted(row.key for row in keys.collect()) == sorted(row["key"] for row in behind)
     through.explain(mode="extended")
-    told = capfd.readouterr()
-    assert KEY not in told.out + told.err
+    result = capfd.readouterr()
+    assert KEY not in result.out + result.err
 
 
 @pytest.mark.spec("S3", "B8")

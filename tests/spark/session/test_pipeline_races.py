@@ -146,10 +146,10 @@ def test_a_sink_that_is_away_after_a_refusal_is_waited_for(
 
     def disturb(event: HookEvent) -> None:
         if isinstance(event, BatchStaged) and not refused:
-            sink.places["0"] = SinkPosition(position=0, epoch=99)
+            sink.positions["0"] = SinkPosition(position=0, epoch=99)
         if isinstance(event, BatchRefused):
             refused.append(event)
-            sink.places["0"] = SinkPosition(position=0, epoch=1)
+            sink.positions["0"] = SinkPosition(position=0, epoch=1)
 
     def fences(group: str, epochs: Mapping[str, int]) -> Mapping[str, SinkPosition]:
         if refused and away:

@@ -32,7 +32,7 @@ def check(faults: int = 0, unknown: int = 0, *findings: Finding) -> Check:
 
 
 @pytest.mark.parametrize(
-    ("checks", "verdict", "words"),
+    ("checks", "verdict", "message"),
     [
         ((check(), check()), Verdict.PROVED, "2 claims, none contradicted"),
         ((check(), check(2, 1)), Verdict.REFUTED, "2 findings against 1 of 2 claims"),
@@ -40,10 +40,10 @@ def check(faults: int = 0, unknown: int = 0, *findings: Finding) -> Check:
     ],
 )
 def test_the_verdict_is_the_worst_of_all(
-    checks: tuple[Check, ...], verdict: Verdict, words: str
+    checks: tuple[Check, ...], verdict: Verdict, message: str
 ) -> None:
     whole = found(*checks)
-    assert (whole.verdict, words in whole.headline) == (verdict, True)
+    assert (whole.verdict, message in whole.headline) == (verdict, True)
     assert whole.row()["verdict"] == verdict.value
 
 

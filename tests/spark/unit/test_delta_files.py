@@ -24,9 +24,9 @@ MOMENT = datetime(2013, 1, 1, 5, 0, 0, 1001, UTC)
 def stats(table: pa.Table, **options: Any) -> dict[str, Any]:
     out = io.BytesIO()
     pq.write_table(table, out, store_schema=False, **options)
-    told = json.loads(stats_of(pq.read_metadata(io.BytesIO(out.getvalue()))))
-    assert isinstance(told, dict)
-    return told
+    results = json.loads(stats_of(pq.read_metadata(io.BytesIO(out.getvalue()))))
+    assert isinstance(results, dict)
+    return results
 
 
 def writer(path: Path, *by: str, required: tuple[str, ...] = ()) -> TaskWriter:
@@ -44,25 +44,25 @@ def test_bounds_are_of_all_row_groups_and_moments_are_rounded_outwards() -> None
             "at": pa.array([MOMENT] * 3, pa.timestamp("us", "UTC")),
         }
     )
-    told = stats(table, row_group_size=1)
-    assert told["numRecords"] == 3
-    assert told["minValues"] == {
+    results = stats(table, row_group_size=1)
+    assert results["numRecords"] == 3
+    assert results["minValues"] == {
         "n": -2,
         "text": "b",
         "day": "2013-01-02",
         "at": "2013-01-01T05:00:00.001Z",
     }
-    assert told["maxValues"] == {
+    assert results["maxValues"] == {
         "n": 3,
         "text": "ä",
         "day": "2013-01-02",
         "at": "2013-01-01T05:00:00.002Z",
     }
-    assert told["nullCount"] == {"n": 1, "text": 0, "day": 0, "at": 0}
+    assert results["nullCount"] == {"n": 1, "text": 0, "day": 0, "at": 0}
 
 
 def test_what_has_no_safe_bound_has_none() -> None:
-    told = stats(
+    results = stats(
         pa.table(
             {
                 "fraction": [1.0, float("nan")],
@@ -72,8 +72,8 @@ def test_what_has_no_safe_bound_has_none() -> None:
             }
         )
     )
-    assert (told["minValues"], told["maxValues"]) == ({}, {})
-    assert told["nullCount"] == {"fraction": 0, "long": 0, "nothing": 2}
+    assert (results["minValues"], results["maxValues"]) == ({}, {})
+    assert results["nullCount"] == {"fraction": 0, "long": 0, "nothing": 2}
 
 
 def test_a_file_that_is_large_enough_is_followed_by_another(
@@ -140,7 +140,7 @@ def test_an_overwrite_of_a_part_is_told_from_one_of_the_whole(
 
 
 def test_a_bucket_is_named_without_its_secrets() -> None:
-    place = storage_at("s3://key:secret@bucket/delays?token=1", {"AWS_SECRET_ACCESS_KEY": "hidden"})
-    assert place.name == "s3://bucket/delays"
-    assert "hidden" not in repr(place)
+    path = storage_at("s3://key:secret@bucket/delays?token=1", {"AWS_SECRET_ACCESS_KEY": "hidden"})
+    assert path.name == "s3://bucket/delays"
+    assert "hidden" not in repr(path)
     assert storage_at("file:///data/a%20b", None).uri == "/data/a b"

@@ -44,7 +44,7 @@ FRAME = object.__new__(DataFrame)
 EMPTY = object.__new__(DataFrame)
 
 
-def of_a_task(kind: str, words: str) -> PySparkException:
+def of_a_task(kind: str, message: str) -> PySparkException:
     """An error of a task as Spark tells it."""
     return PySparkException(
         "Job aborted due to stage failure: Task 0 in stage 3.0 failed 1 times\n"
@@ -54,7 +54,7 @@ def of_a_task(kind: str, words: str) -> PySparkException:
         "\nThe above exception was the direct cause of the following exception:\n\n"
         "Traceback (most recent call last):\n"
         '  File "reading.py", line 158, in _pieces\n'
-        f"{kind}: {words}\n\n"
+        f"{kind}: {message}\n\n"
         "\tat org.apache.spark.api.python.BasePythonRunner$ReaderIterator.handle(Runner.scala)\n"
     )
 

@@ -21,7 +21,7 @@ OPTIONS = "spark.driver.extraJavaOptions"
 
 
 @pytest.mark.parametrize(
-    ("told", "then"),
+    ("options", "then"),
     [
         ("", _ARROW_OPTION),
         ("-Xss8m", f"-Xss8m {_ARROW_OPTION}"),
@@ -29,9 +29,9 @@ OPTIONS = "spark.driver.extraJavaOptions"
     ],
 )
 def test_an_option_is_added_to_those_of_the_program_unless_it_has_a_word_on_it(
-    told: str, then: str
+    options: str, then: str
 ) -> None:
-    conf = SparkConf(loadDefaults=False).set(OPTIONS, told)
+    conf = SparkConf(loadDefaults=False).set(OPTIONS, options)
 
     _add_java_option(conf, _ARROW_OPTION, unless=_UNSAFE_ACCESS)
 
@@ -103,12 +103,12 @@ def test_the_master_is_found_as_spark_finds_it(tmp_path: Path, arguments: str, m
     )
     other = tmp_path / "other.conf"
     other.write_text("spark.master=spark://other:1\nspark.masterly y\n")
-    told = {
+    options = {
         "PYSPARK_SUBMIT_ARGS": arguments.replace("OTHER", str(other)),
         "SPARK_CONF_DIR": str(tmp_path),
         "MASTER": "spark://variable:1",
     }
-    assert configured_master(told) == master
+    assert configured_master(options) == master
 
 
 def test_without_any_word_there_is_no_master(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def plan_in(directory: Path, *, partitions: int = 4, segment_bytes: int = 64 << 
 
 
 def rows(keys: list[str | None], *, first: int = 0) -> pa.RecordBatch:
-    bodies = [str(first + place).encode() for place in range(len(keys))]
+    bodies = [str(first + path).encode() for path in range(len(keys))]
     return pa.RecordBatch.from_pydict({"key": pa.array(keys, pa.string()), "body": bodies})
 
 
@@ -65,10 +65,10 @@ def test_every_row_is_staged_once_for_the_partition_of_its_key_and_in_order(
     for partition, batch in staged_batches(file.path):
         assert batch.schema == SENT_SCHEMA
         for row in batch.to_pylist():
-            place = int(row["body"])
-            assert last.get(partition, -1) < place
-            last[partition] = place
-            seen.append(place)
+            path = int(row["body"])
+            assert last.get(partition, -1) < path
+            last[partition] = path
+            seen.append(path)
             if row["key"] is not None:
                 assert partition == partition_of(row["key"], partitions)
     Path(file.path).unlink()
@@ -122,7 +122,7 @@ def test_an_executor_that_does_not_see_the_directory_says_so(tmp_path: Path) -> 
 def test_only_the_columns_of_events_are_taken() -> None:
     check_columns(pa.schema([("body", pa.string())]))
     check_columns(pa.schema([("properties", pa.map_(pa.utf8(), pa.utf8())), ("body", pa.binary())]))
-    for columns, words in (
+    for columns, message in (
         ([("key", pa.utf8())], "body is missing"),
         ([("body", pa.int64())], "column body is int64"),
         ([("body", pa.utf8()), ("a", pa.utf8()), ("b", pa.utf8())], "columns a, b"),
@@ -132,5 +132,5 @@ def test_only_the_columns_of_events_are_taken() -> None:
             "column properties is map",
         ),
     ):
-        with pytest.raises(SinkUnfit, match=words):
+        with pytest.raises(SinkUnfit, match=message):
             check_columns(pa.schema(columns))
