@@ -1,4 +1,4 @@
-"""Found by Spark by its name: makes ``format("leasehold")`` known without a word in the program."""
+"""Found by Spark by its name: makes ``format("leasehold")`` known without registration."""
 
 from leasehold.spark.source import LeaseholdSource as DefaultSource
 

@@ -34,9 +34,9 @@ def fight(path: Path, rows: int, epoch: int) -> None:
     """Take the partition again and again, each time under a higher epoch, until all is written."""
     sink = opened(path)
     while True:
-        told = sink.fence(GROUP, {"0": epoch})["0"]
-        position = told.position or 0
-        while position < rows and told.epoch <= epoch:
+        known = sink.fence(GROUP, {"0": epoch})["0"]
+        position = known.position or 0
+        while position < rows and known.epoch <= epoch:
             each = batch(("0", position, position + STEP, epoch), holder=str(os.getpid()))
             files = staged(path, each, name=f"part-leasehold-{os.getpid()}-{epoch}-{position}")
             try:
@@ -63,8 +63,8 @@ def die(path: Path, point: str) -> None:
         DeltaLog.write = dead  # type: ignore[method-assign]
     elif point == "after the fence":
         DeltaLog._sync = dead  # type: ignore[method-assign]
-    told = sink.fence(GROUP, {"0": 7})["0"]
-    start = told.position or 0
+    known = sink.fence(GROUP, {"0": 7})["0"]
+    start = known.position or 0
     each = batch(("0", start, start + STEP, 7))
     files = staged(path, each, name=f"part-leasehold-{os.getpid()}")
     if point == "between stage and commit":

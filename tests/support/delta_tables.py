@@ -14,10 +14,10 @@ from pyspark.sql import SparkSession
 from pyspark.sql import types as t
 
 from leasehold.spark import Batch, BatchPart, DeltaSink, Staged
-from leasehold.spark.ranges import Range
-from leasehold.spark.sinks.delta.files import TaskWriter, answers
+from leasehold.spark.reading import Range
+from leasehold.spark.sinks.delta.files import TaskWriter, parse_results
 from leasehold.spark.sinks.delta.sink import StagedFiles
-from leasehold.spark.sinks.delta.storage import storage
+from leasehold.spark.sinks.delta.storage import storage_at
 
 GROUP = "partition/flights/delays"
 BEGAN_AT = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
@@ -66,10 +66,10 @@ def staged_rows(
     path: Path, rows: list[dict[str, Any]], *, name: str = "", by: Sequence[str] = ()
 ) -> Staged:
     writer = TaskWriter(
-        place=storage(path, None), token="test", partition_by=tuple(by), required=()
+        storage=storage_at(path, None), token="test", partition_by=tuple(by), required=()
     )
     name = name or f"part-leasehold-{next(_names)}"
-    files, _ = answers([writer.written(name, iter([pa.RecordBatch.from_pylist(rows, ARROW)]))])
+    files, _ = parse_results([writer.write(name, iter([pa.RecordBatch.from_pylist(rows, ARROW)]))])
     return Staged(StagedFiles(schema=SCHEMA, partition_by=tuple(by), files=files))
 
 

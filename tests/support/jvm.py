@@ -85,20 +85,20 @@ def end(spark: SparkSession) -> None:
     java.wait(LIMIT_S)
 
 
-def _stream(spark: SparkSession, place: Path) -> None:
+def _stream(spark: SparkSession, directory: Path) -> None:
     """A query over our own source, as drivers with a standby run it."""
     from leasehold.events import Event
     from leasehold.log import Log
 
-    url = f"sqlite:///{place}/leases.db"
-    with Log.open(url, volumes=[place / "volume"]) as log:
+    url = f"sqlite:///{directory}/leases.db"
+    with Log.open(url, volumes=[directory / "volume"]) as log:
         log.create("events", partitions=1)
         with log.producer("events") as producer:
             producer.send(Event(body=b"1")).result()
     events = spark.readStream.format("leasehold").option("store", url).load("events")
     query = (
         events.writeStream.foreachBatch(lambda frame, _number: frame.toArrow())
-        .option("checkpointLocation", str(place / "checkpoint"))
+        .option("checkpointLocation", str(directory / "checkpoint"))
         .trigger(availableNow=True)
         .start()
     )
@@ -115,8 +115,8 @@ def main(draft: str) -> None:
     rows = spark.range(10).selectExpr("id % 3 as third", "id")
     rows.groupBy("third").count().collect()
     spark.createDataFrame(rows.toArrow()).mapInArrow(lambda batches: batches, rows.schema).collect()
-    with TemporaryDirectory() as place:
-        _stream(spark, Path(place))
+    with TemporaryDirectory() as directory:
+        _stream(spark, Path(directory))
     end(spark)  # the JVM writes the archive then
 
 

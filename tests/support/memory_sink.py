@@ -20,7 +20,7 @@ class MemorySink:
     name = "memory"
 
     def __init__(self) -> None:
-        self.places: dict[str, SinkPosition] = {}
+        self.positions: dict[str, SinkPosition] = {}
         self.rows: list[dict[str, Any]] = []
         self.history: list[Commit] = []
         self.staged = self.discarded = 0
@@ -36,19 +36,19 @@ class MemorySink:
 
     def fence(self, group: str, epochs: Mapping[str, int]) -> Mapping[str, SinkPosition]:
         with self._lock:
-            before = {each: self.places.get(each, SinkPosition()) for each in epochs}
+            before = {each: self.positions.get(each, SinkPosition()) for each in epochs}
             for partition, epoch in epochs.items():
                 known = before[partition]
                 if known.epoch < epoch:
-                    self.places[partition] = SinkPosition(position=known.position, epoch=epoch)
+                    self.positions[partition] = SinkPosition(position=known.position, epoch=epoch)
             return before
 
     def move(self, group: str, places: Mapping[str, SinkPosition]) -> None:
         with self._lock:
-            for partition, place in places.items():
-                if self.places.get(partition, SinkPosition()).epoch > place.epoch:
-                    raise _fenced(group, partition, place.epoch)
-            self.places.update(places)
+            for partition, given in places.items():
+                if self.positions.get(partition, SinkPosition()).epoch > given.epoch:
+                    raise _fenced(group, partition, given.epoch)
+            self.positions.update(places)
 
     def stage(self, frame: DataFrame, batch: Batch) -> Staged:
         rows = frame.toArrow().to_pylist()
@@ -62,16 +62,16 @@ class MemorySink:
                 self._judge(batch)
                 self.rows += staged.inside
                 now = datetime(2026, 1, 1, tzinfo=UTC)
-                for share in batch.shares:
-                    where = share.range
-                    self.places[where.partition] = SinkPosition(
-                        position=where.end, epoch=share.epoch
+                for part in batch.shares:
+                    where = part.range
+                    self.positions[where.partition] = SinkPosition(
+                        position=where.end, epoch=part.epoch
                     )
                     self.history.append(
                         Commit(
                             commit=str(len(self.history)),
                             range=where,
-                            epoch=share.epoch,
+                            epoch=part.epoch,
                             holder=batch.holder,
                             began_at=batch.began_at,
                             committed_at=now,
@@ -83,18 +83,18 @@ class MemorySink:
 
     def _was_done(self, batch: Batch) -> bool:
         return all(
-            self.places.get(each.range.partition)
+            self.positions.get(each.range.partition)
             == SinkPosition(position=each.range.end, epoch=each.epoch)
             for each in batch.shares
         )
 
     def _judge(self, batch: Batch) -> None:
-        for share in batch.shares:
-            known = self.places.get(share.range.partition, SinkPosition())
-            if known.epoch > share.epoch:
-                raise _fenced(batch.group, share.range.partition, share.epoch)
-            if known.position not in {None, share.range.start}:
-                raise SinkChanged(f"{share.range} and {known}")
+        for part in batch.shares:
+            known = self.positions.get(part.range.partition, SinkPosition())
+            if known.epoch > part.epoch:
+                raise _fenced(batch.group, part.range.partition, part.epoch)
+            if known.position not in {None, part.range.start}:
+                raise SinkChanged(f"{part.range} and {known}")
 
     def discard(self, staged: Staged) -> None:
         self.discarded += 1

@@ -123,38 +123,38 @@ class Voice:
     def release(self) -> None:
         self._released.set()
 
-    def hook(self, told: HookEvent) -> None:
+    def hook(self, event: HookEvent) -> None:
         """See ``leasehold.spark.pipeline.events``."""
-        match told:
+        match event:
             case PipelinePartitionOpened():
                 self.say(
                     "opened",
-                    partition=told.partition,
-                    epoch=told.epoch,
-                    position=told.position,
-                    by=told.by,
+                    partition=event.partition,
+                    epoch=event.epoch,
+                    position=event.position,
+                    by=event.by,
                 )
             case PipelinePartitionClosed():
                 self.say(
-                    "closed", partition=told.partition, epoch=told.epoch, reason=str(told.reason)
+                    "closed", partition=event.partition, epoch=event.epoch, reason=str(event.reason)
                 )
             case BatchPlanned():
-                self.say("planned", **_batch(told))
+                self.say("planned", **_batch(event))
             case BatchStaged():
-                self.say("staged", **_batch(told))
+                self.say("staged", **_batch(event))
             case BatchCommitted():
-                self.say("committed", batch_s=told.batch_s, lag=told.lag_events, **_batch(told))
+                self.say("committed", batch_s=event.batch_s, lag=event.lag_events, **_batch(event))
             case BatchRefused():
-                self.say("refused", why=told.why, by_sink=told.by_sink, **_batch(told))
+                self.say("refused", why=event.why, by_sink=event.by_sink, **_batch(event))
             case BatchAttemptFailed():
-                self.say("tried", why=str(told.error)[:500], **_batch(told))
+                self.say("tried", why=str(event.error)[:500], **_batch(event))
             case _:
                 pass
 
 
-def _batch(told: BatchEvent) -> dict[str, object]:
-    ranges = [[each.partition, each.start, each.end] for each in told.ranges]
-    return {"number": told.number, "rows": told.rows, "ranges": ranges}
+def _batch(event: BatchEvent) -> dict[str, object]:
+    ranges = [[each.partition, each.start, each.end] for each in event.ranges]
+    return {"number": event.number, "rows": event.rows, "ranges": ranges}
 
 
 class Watched:
@@ -214,11 +214,11 @@ def transformation(*, task_s: float, trap: str, witness: str) -> Any:
                 Path(witness).write_text(str(leasehold.__file__), encoding="utf-8")
             if trap:
                 try:
-                    place = os.open(trap, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+                    trap_file = os.open(trap, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
                 except FileExistsError:
                     pass
                 else:
-                    os.write(place, b"%d\n" % os.getpid())
+                    os.write(trap_file, b"%d\n" % os.getpid())
                     threading.Event().wait()
             if task_s:
                 threading.Event().wait(task_s)

@@ -1,6 +1,6 @@
-"""What every atomic sink does, as functions of a world in which one can be opened: ``CASES``.
+"""What every atomic sink does, as functions of a setup that opens sinks: ``CASES``.
 
-A world gives sinks over one and the same place, frames for them, and the rows that a reader sees.
+A setup gives sinks over one and the same target, frames for them, and the rows that a reader sees.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pytest
 
 from leasehold.errors import FencedWrite, SinkChanged, SinkUnfit
 from leasehold.spark import Batch, BatchPart, Sink, SinkPosition
-from leasehold.spark.ranges import Range
+from leasehold.spark.reading import Range
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -23,9 +23,9 @@ BEGAN = datetime(2026, 1, 31, 12, tzinfo=UTC)
 Row = tuple[int, str]
 
 
-class World(Protocol):
+class SinkSetup(Protocol):
     def sink(self) -> Sink:
-        """A new one, open, over the same place; the world closes it."""
+        """A new one, open, over the same target; the setup closes it."""
         ...
 
     def frame(self, rows: Sequence[Row], *, names: Sequence[str] = ("id", "word")) -> DataFrame:
@@ -37,7 +37,7 @@ class World(Protocol):
         ...
 
 
-Case = Callable[[World], None]
+Case = Callable[[SinkSetup], None]
 
 
 def batch_of(
@@ -60,8 +60,8 @@ def rows_of(start: int, end: int) -> list[Row]:
     return [(number, f"word {number}") for number in range(start, end)]
 
 
-def put(world: World, sink: Sink, batch: Batch, rows: Sequence[Row]) -> int:
-    return sink.commit(sink.stage(world.frame(rows), batch), batch).rows
+def put(setup: SinkSetup, sink: Sink, batch: Batch, rows: Sequence[Row]) -> int:
+    return sink.commit(sink.stage(setup.frame(rows), batch), batch).rows
 
 
 def known(sink: Sink, partition: str = "0", *, group: str = GROUP) -> SinkPosition:
@@ -69,167 +69,167 @@ def known(sink: Sink, partition: str = "0", *, group: str = GROUP) -> SinkPositi
     return sink.fence(group, {partition: 0})[partition]
 
 
-def a_new_sink_knows_nothing(world: World) -> None:
-    sink = world.sink()
+def a_new_sink_knows_nothing(setup: SinkSetup) -> None:
+    sink = setup.sink()
     assert sink.fence(GROUP, {"0": 3, "1": 4}) == {"0": SinkPosition(), "1": SinkPosition()}
     assert sink.atomic
     assert list(sink.commits(GROUP)) == []
 
 
-def a_commit_shows_the_rows_and_moves_the_position(world: World) -> None:
-    sink, batch = world.sink(), batch_of(("0", 0, 5, 1))
+def a_commit_shows_the_rows_and_moves_the_position(setup: SinkSetup) -> None:
+    sink, batch = setup.sink(), batch_of(("0", 0, 5, 1))
     sink.fence(GROUP, {"0": 1})
-    written = sink.commit(sink.stage(world.frame(rows_of(0, 5)), batch), batch)
+    written = sink.commit(sink.stage(setup.frame(rows_of(0, 5)), batch), batch)
     assert written.rows == 5
-    assert world.rows() == rows_of(0, 5)
+    assert setup.rows() == rows_of(0, 5)
     assert known(sink) == SinkPosition(position=5, epoch=1)
 
 
-def a_second_sink_of_the_same_place_goes_on(world: World) -> None:
-    first = world.sink()
+def a_second_sink_of_the_same_place_goes_on(setup: SinkSetup) -> None:
+    first = setup.sink()
     first.fence(GROUP, {"0": 1})
-    put(world, first, batch_of(("0", 0, 5, 1)), rows_of(0, 5))
+    put(setup, first, batch_of(("0", 0, 5, 1)), rows_of(0, 5))
     first.close()
     first.close()
-    second = world.sink()
+    second = setup.sink()
     assert second.fence(GROUP, {"0": 2}) == {"0": SinkPosition(position=5, epoch=1)}
-    put(world, second, batch_of(("0", 5, 8, 2)), rows_of(5, 8))
-    assert world.rows() == rows_of(0, 8)
+    put(setup, second, batch_of(("0", 5, 8, 2)), rows_of(5, 8))
+    assert setup.rows() == rows_of(0, 8)
 
 
-def the_first_batch_may_start_anywhere(world: World) -> None:
-    sink = world.sink()
+def the_first_batch_may_start_anywhere(setup: SinkSetup) -> None:
+    sink = setup.sink()
     sink.fence(GROUP, {"0": 1})
-    put(world, sink, batch_of(("0", 100, 103, 1)), rows_of(100, 103))
+    put(setup, sink, batch_of(("0", 100, 103, 1)), rows_of(100, 103))
     assert known(sink) == SinkPosition(position=103, epoch=1)
 
 
-def staged_rows_are_not_seen(world: World) -> None:
-    sink, batch = world.sink(), batch_of(("0", 0, 5, 1))
+def staged_rows_are_not_seen(setup: SinkSetup) -> None:
+    sink, batch = setup.sink(), batch_of(("0", 0, 5, 1))
     sink.fence(GROUP, {"0": 1})
-    put(world, sink, batch, rows_of(0, 5))
-    staged = sink.stage(world.frame(rows_of(5, 8)), batch_of(("0", 5, 8, 1)))
-    assert world.rows() == rows_of(0, 5)
+    put(setup, sink, batch, rows_of(0, 5))
+    staged = sink.stage(setup.frame(rows_of(5, 8)), batch_of(("0", 5, 8, 1)))
+    assert setup.rows() == rows_of(0, 5)
     sink.discard(staged)
     sink.discard(staged)
-    assert world.rows() == rows_of(0, 5)
+    assert setup.rows() == rows_of(0, 5)
     assert known(sink) == SinkPosition(position=5, epoch=1)
 
 
-def the_same_commit_again_is_harmless(world: World) -> None:
-    sink, batch = world.sink(), batch_of(("0", 0, 5, 1), ("1", 7, 9, 1))
+def the_same_commit_again_is_harmless(setup: SinkSetup) -> None:
+    sink, batch = setup.sink(), batch_of(("0", 0, 5, 1), ("1", 7, 9, 1))
     sink.fence(GROUP, {"0": 1, "1": 1})
-    staged = sink.stage(world.frame(rows_of(0, 7)), batch)
+    staged = sink.stage(setup.frame(rows_of(0, 7)), batch)
     assert sink.commit(staged, batch).rows == 7
     assert sink.commit(staged, batch).rows == 7
     sink.discard(staged)
-    assert world.rows() == rows_of(0, 7)
+    assert setup.rows() == rows_of(0, 7)
     assert len(list(sink.commits(GROUP))) == 2
 
 
-def a_batch_that_is_staged_again_after_its_commit_is_not_doubled(world: World) -> None:
-    sink, batch = world.sink(), batch_of(("0", 0, 5, 1))
+def a_batch_that_is_staged_again_after_its_commit_is_not_doubled(setup: SinkSetup) -> None:
+    sink, batch = setup.sink(), batch_of(("0", 0, 5, 1))
     sink.fence(GROUP, {"0": 1})
-    put(world, sink, batch, rows_of(0, 5))
-    again = world.sink()
-    assert put(world, again, batch, rows_of(0, 5)) == 5
-    assert world.rows() == rows_of(0, 5)
-    put(world, again, batch_of(("0", 5, 6, 1)), rows_of(5, 6))
-    assert world.rows() == rows_of(0, 6)
+    put(setup, sink, batch, rows_of(0, 5))
+    again = setup.sink()
+    assert put(setup, again, batch, rows_of(0, 5)) == 5
+    assert setup.rows() == rows_of(0, 5)
+    put(setup, again, batch_of(("0", 5, 6, 1)), rows_of(5, 6))
+    assert setup.rows() == rows_of(0, 6)
 
 
-def a_driver_that_wakes_up_late_commits_nothing(world: World) -> None:
-    zombie, batch = world.sink(), batch_of(("0", 0, 5, 1))
+def a_driver_that_wakes_up_late_commits_nothing(setup: SinkSetup) -> None:
+    zombie, batch = setup.sink(), batch_of(("0", 0, 5, 1))
     zombie.fence(GROUP, {"0": 1})
-    staged = zombie.stage(world.frame(rows_of(0, 5)), batch)
-    heir = world.sink()
+    staged = zombie.stage(setup.frame(rows_of(0, 5)), batch)
+    heir = setup.sink()
     assert heir.fence(GROUP, {"0": 2}) == {"0": SinkPosition(epoch=1)}
     with pytest.raises(FencedWrite) as refused:
         zombie.commit(staged, batch)
     assert (refused.value.key, refused.value.epoch) == ("0", 1)
-    assert world.rows() == []
-    put(world, heir, batch_of(("0", 0, 5, 2)), rows_of(0, 5))
+    assert setup.rows() == []
+    put(setup, heir, batch_of(("0", 0, 5, 2)), rows_of(0, 5))
     with pytest.raises(FencedWrite):
-        put(world, zombie, batch, rows_of(0, 5))
+        put(setup, zombie, batch, rows_of(0, 5))
     with pytest.raises(FencedWrite):
-        put(world, zombie, batch_of(("0", 5, 9, 1)), rows_of(5, 9))
-    assert world.rows() == rows_of(0, 5)
+        put(setup, zombie, batch_of(("0", 5, 9, 1)), rows_of(5, 9))
+    assert setup.rows() == rows_of(0, 5)
     assert known(heir) == SinkPosition(position=5, epoch=2)
 
 
-def one_lost_partition_refuses_the_whole_batch(world: World) -> None:
-    sink = world.sink()
+def one_lost_partition_refuses_the_whole_batch(setup: SinkSetup) -> None:
+    sink = setup.sink()
     sink.fence(GROUP, {"0": 1, "1": 1})
     batch = batch_of(("0", 0, 5, 1), ("1", 0, 5, 1))
-    staged = sink.stage(world.frame(rows_of(0, 10)), batch)
-    world.sink().fence(GROUP, {"1": 2})
+    staged = sink.stage(setup.frame(rows_of(0, 10)), batch)
+    setup.sink().fence(GROUP, {"1": 2})
     with pytest.raises(FencedWrite) as refused:
         sink.commit(staged, batch)
     assert refused.value.key == "1"
-    assert world.rows() == []
+    assert setup.rows() == []
     assert known(sink, "0") == SinkPosition(epoch=1)
 
 
-def an_epoch_never_falls(world: World) -> None:
-    sink = world.sink()
+def an_epoch_never_falls(setup: SinkSetup) -> None:
+    sink = setup.sink()
     sink.fence(GROUP, {"0": 7})
     assert sink.fence(GROUP, {"0": 7}) == {"0": SinkPosition(epoch=7)}
     assert sink.fence(GROUP, {"0": 3}) == {"0": SinkPosition(epoch=7)}
     assert known(sink) == SinkPosition(epoch=7)
 
 
-def a_commit_under_a_higher_epoch_raises_it(world: World) -> None:
-    sink = world.sink()
+def a_commit_under_a_higher_epoch_raises_it(setup: SinkSetup) -> None:
+    sink = setup.sink()
     sink.fence(GROUP, {"0": 1})
-    put(world, sink, batch_of(("0", 0, 2, 4)), rows_of(0, 2))
+    put(setup, sink, batch_of(("0", 0, 2, 4)), rows_of(0, 2))
     assert known(sink) == SinkPosition(position=2, epoch=4)
 
 
-def a_gap_and_an_overlap_are_refused(world: World) -> None:
-    sink = world.sink()
+def a_gap_and_an_overlap_are_refused(setup: SinkSetup) -> None:
+    sink = setup.sink()
     sink.fence(GROUP, {"0": 1})
-    put(world, sink, batch_of(("0", 0, 5, 1)), rows_of(0, 5))
+    put(setup, sink, batch_of(("0", 0, 5, 1)), rows_of(0, 5))
     for start, end in ((6, 9), (4, 9), (0, 4)):
         with pytest.raises(SinkChanged, match="0"):
-            put(world, sink, batch_of(("0", start, end, 1)), rows_of(start, end))
-    assert world.rows() == rows_of(0, 5)
+            put(setup, sink, batch_of(("0", start, end, 1)), rows_of(start, end))
+    assert setup.rows() == rows_of(0, 5)
     assert known(sink) == SinkPosition(position=5, epoch=1)
 
 
-def a_batch_of_which_a_part_is_done_is_refused(world: World) -> None:
-    sink = world.sink()
+def a_batch_of_which_a_part_is_done_is_refused(setup: SinkSetup) -> None:
+    sink = setup.sink()
     sink.fence(GROUP, {"0": 1, "1": 1})
-    put(world, sink, batch_of(("0", 0, 5, 1)), rows_of(0, 5))
-    put(world, sink, batch_of(("1", 0, 2, 1)), rows_of(5, 7))
+    put(setup, sink, batch_of(("0", 0, 5, 1)), rows_of(0, 5))
+    put(setup, sink, batch_of(("1", 0, 2, 1)), rows_of(5, 7))
     with pytest.raises(SinkChanged):
-        put(world, sink, batch_of(("0", 0, 5, 1), ("1", 2, 4, 1)), rows_of(20, 25))
-    assert world.rows() == rows_of(0, 7)
+        put(setup, sink, batch_of(("0", 0, 5, 1), ("1", 2, 4, 1)), rows_of(20, 25))
+    assert setup.rows() == rows_of(0, 7)
 
 
-def a_batch_without_rows_moves_the_positions(world: World) -> None:
-    sink = world.sink()
+def a_batch_without_rows_moves_the_positions(setup: SinkSetup) -> None:
+    sink = setup.sink()
     sink.fence(GROUP, {"0": 1})
-    put(world, sink, batch_of(("0", 0, 2, 1)), rows_of(0, 2))
-    assert put(world, sink, batch_of(("0", 2, 50, 1)), []) == 0
-    assert world.rows() == rows_of(0, 2)
+    put(setup, sink, batch_of(("0", 0, 2, 1)), rows_of(0, 2))
+    assert put(setup, sink, batch_of(("0", 2, 50, 1)), []) == 0
+    assert setup.rows() == rows_of(0, 2)
     assert known(sink) == SinkPosition(position=50, epoch=1)
     assert [each.rows for each in sink.commits(GROUP)] == [2, 0]
 
 
-def groups_do_not_know_each_other(world: World) -> None:
-    sink, other = world.sink(), "partition/orders/shipping"
+def groups_do_not_know_each_other(setup: SinkSetup) -> None:
+    sink, other = setup.sink(), "partition/orders/shipping"
     sink.fence(GROUP, {"0": 5})
-    put(world, sink, batch_of(("0", 0, 2, 5)), rows_of(0, 2))
+    put(setup, sink, batch_of(("0", 0, 2, 5)), rows_of(0, 2))
     assert sink.fence(other, {"0": 1}) == {"0": SinkPosition()}
-    put(world, sink, batch_of(("0", 0, 2, 1), group=other), rows_of(10, 12))
-    assert world.rows() == rows_of(0, 2) + rows_of(10, 12)
+    put(setup, sink, batch_of(("0", 0, 2, 1), group=other), rows_of(10, 12))
+    assert setup.rows() == rows_of(0, 2) + rows_of(10, 12)
     assert [each.epoch for each in sink.commits(other)] == [1]
 
 
-def an_operator_moves_positions_under_its_own_epoch(world: World) -> None:
-    sink = world.sink()
+def an_operator_moves_positions_under_its_own_epoch(setup: SinkSetup) -> None:
+    sink = setup.sink()
     sink.fence(GROUP, {"0": 1, "1": 9})
-    put(world, sink, batch_of(("0", 0, 5, 1)), rows_of(0, 5))
+    put(setup, sink, batch_of(("0", 0, 5, 1)), rows_of(0, 5))
     with pytest.raises(FencedWrite) as refused:
         sink.move(
             GROUP, {"0": SinkPosition(position=2, epoch=1), "1": SinkPosition(position=2, epoch=8)}
@@ -239,15 +239,15 @@ def an_operator_moves_positions_under_its_own_epoch(world: World) -> None:
     sink.fence(GROUP, {"0": 2})
     sink.move(GROUP, {"0": SinkPosition(position=2, epoch=2)})
     assert known(sink) == SinkPosition(position=2, epoch=2)
-    put(world, sink, batch_of(("0", 2, 4, 2)), rows_of(12, 14))
-    assert world.rows() == rows_of(0, 5) + rows_of(12, 14)
+    put(setup, sink, batch_of(("0", 2, 4, 2)), rows_of(12, 14))
+    assert setup.rows() == rows_of(0, 5) + rows_of(12, 14)
 
 
-def the_history_tells_who_committed_what(world: World) -> None:
-    sink = world.sink()
+def the_history_tells_who_committed_what(setup: SinkSetup) -> None:
+    sink = setup.sink()
     sink.fence(GROUP, {"0": 1, "1": 2})
-    put(world, sink, batch_of(("0", 0, 5, 1), ("1", 3, 4, 2)), rows_of(0, 6))
-    put(world, sink, batch_of(("0", 5, 6, 1), holder="bob"), rows_of(6, 7))
+    put(setup, sink, batch_of(("0", 0, 5, 1), ("1", 3, 4, 2)), rows_of(0, 6))
+    put(setup, sink, batch_of(("0", 5, 6, 1), holder="bob"), rows_of(6, 7))
     first, second, third = sink.commits(GROUP)
     shares = sorted((str(each.range), each.epoch, each.rows) for each in (first, second))
     assert shares == [("0[0, 5)", 1, 6), ("1[3, 4)", 2, 6)]
@@ -258,15 +258,15 @@ def the_history_tells_who_committed_what(world: World) -> None:
     assert third.committed_at.tzinfo is not None
 
 
-def rows_that_do_not_fit_are_refused_before_anything_is_written(world: World) -> None:
-    sink = world.sink()
+def rows_that_do_not_fit_are_refused_before_anything_is_written(setup: SinkSetup) -> None:
+    sink = setup.sink()
     sink.fence(GROUP, {"0": 1})
-    put(world, sink, batch_of(("0", 0, 2, 1)), rows_of(0, 2))
+    put(setup, sink, batch_of(("0", 0, 2, 1)), rows_of(0, 2))
     with pytest.raises(SinkUnfit, match="noun"):
-        sink.stage(world.frame(rows_of(2, 4), names=("id", "noun")), batch_of(("0", 2, 4, 1)))
-    assert world.rows() == rows_of(0, 2)
-    put(world, sink, batch_of(("0", 2, 4, 1)), rows_of(2, 4))
-    assert world.rows() == rows_of(0, 4)
+        sink.stage(setup.frame(rows_of(2, 4), names=("id", "noun")), batch_of(("0", 2, 4, 1)))
+    assert setup.rows() == rows_of(0, 2)
+    put(setup, sink, batch_of(("0", 2, 4, 1)), rows_of(2, 4))
+    assert setup.rows() == rows_of(0, 4)
 
 
 CASES: tuple[Case, ...] = (

@@ -65,7 +65,7 @@ class Cluster:
             sessions.send(each.pid, signal.SIGSTOP)
         return found
 
-    def told(self) -> dict[str, Any]:
+    def status(self) -> dict[str, Any]:
         """What the master tells of itself."""
         with urllib.request.urlopen(f"{self.page}/json/", timeout=60) as answer:
             found: dict[str, Any] = json.load(answer)
@@ -117,14 +117,20 @@ def cluster(
             )
         )
         for number in range(workers):
-            place = directory / f"worker-{number}"
+            worker_directory = directory / f"worker-{number}"
             started.append(
                 _begin(
                     directory,
                     f"worker-{number}",
                     "org.apache.spark.deploy.worker.Worker",
                     *("--host", HOST, "--cores", str(cores), "--memory", memory),
-                    *("--webui-port", str(free_port()), "--work-dir", str(place), master),
+                    *(
+                        "--webui-port",
+                        str(free_port()),
+                        "--work-dir",
+                        str(worker_directory),
+                        master,
+                    ),
                 )
             )
         made = Cluster(
@@ -181,17 +187,17 @@ def _begin(directory: Path, name: str, *command: str) -> subprocess.Popen[bytes]
 
 def _wait_for(made: Cluster, started: list[subprocess.Popen[bytes]], directory: Path) -> None:
     end_s = CLOCK.boottime_s() + PATIENCE_S
-    told: object = None
+    status: object = None
     while CLOCK.boottime_s() < end_s and all(each.poll() is None for each in started):
         try:
-            told = made.told()["aliveworkers"]
+            status = made.status()["aliveworkers"]
         except (OSError, ValueError) as error:  # not there yet, or not ready to tell
-            told = error
-        if told == len(made.workers):
+            status = error
+        if status == len(made.workers):
             return
         threading.Event().wait(0.1)
     logs = "\n".join(f"{each.name}:\n{each.read_text()}" for each in directory.glob("*.log"))
-    raise AssertionError(f"the cluster does not start ({told}):\n{logs}")
+    raise AssertionError(f"the cluster does not start ({status}):\n{logs}")
 
 
 def _quiet() -> str:

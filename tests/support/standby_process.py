@@ -168,11 +168,11 @@ def listen(signals: ExitStack) -> None:
     driver: Standby | None = None
     work: threading.Thread | None = None
     for line in sys.stdin:
-        told = json.loads(line)
-        if "pause" in told:
+        task_options = json.loads(line)
+        if "pause" in task_options:
             PausingSink.wanted.set()
             continue
-        if "stop" in told:
+        if "stop" in task_options:
             for query in [] if driver else spark.streams.active:
                 query.stop()
             if driver is not None:
@@ -180,7 +180,7 @@ def listen(signals: ExitStack) -> None:
             continue
         if work is not None:
             work.join()
-        task = Task(**told)
+        task = Task(**task_options)
         if task.does == "plain":
             work = threading.Thread(target=plain, args=(task, spark))
         else:

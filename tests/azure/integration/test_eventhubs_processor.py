@@ -29,8 +29,7 @@ from leasehold.errors import BeyondEnd, StoreUnusable, Trimmed
 from leasehold.events import Start
 from leasehold.events.source_urls import open_ranges
 from leasehold.processor.events import PartitionOpened, ReceiverDisplaced
-from leasehold.spark.ranges import Range
-from leasehold.spark.reading import closed, events
+from leasehold.spark.reading import Range, close_stream, read_events
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "eventhubs_processor.py"
 
@@ -171,8 +170,8 @@ def test_ranges_of_a_hub_are_read_for_spark_without_a_store(tmp_path: Path) -> N
             ranges.close()
         columns = ("partition", "sequence_number", "body")
         wanted = [Range(partition="1", start=0, end=250), Range(partition="1", start=250, end=500)]
-        rows = sum(batch.num_rows for batch in events(address, "", wanted, columns))
-        closed(address, "")
+        rows = sum(batch.num_rows for batch in read_events(address, "", wanted, columns))
+        close_stream(address, "")
         assert rows == 500
 
 
@@ -180,8 +179,8 @@ def test_the_name_of_a_key_is_in_no_error_of_a_task_of_spark(tmp_path: Path) -> 
     with running_hub(tmp_path, partitions=1) as hub:
         address = address_of(hub)
         with pytest.raises((BeyondEnd, Trimmed)) as told:
-            list(events(address, "", [Range(partition="0", start=0, end=9)], ("body",)))
-        closed(address, "")
+            list(read_events(address, "", [Range(partition="0", start=0, end=9)], ("body",)))
+        close_stream(address, "")
         assert "SharedAccess" not in str(told.value)
         assert "eventhubs://" in str(told.value)
 

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import anyio
 import pytest
-from tests.support import audits as a
+from tests.support import audit_material as a
 from tests.support.command import CommandLine
-from tests.support.publishing import make_log
+from tests.support.log_publisher import make_log
 
 from leasehold.cli.audit import _print
 from leasehold.cli.common import Output
 from leasehold.cli.tables import err
 from leasehold.names import partition_key
 from leasehold.spark.audit import Audit, Check, Finding, claims
-from leasehold.spark.audit.rows import target
+from leasehold.spark.audit.rows import sink_of
 from leasehold.stores import open_store
 
 LONG = "the checkpoint says that events up to 1000 are done, and the sink holds those up to 999"
@@ -67,7 +67,7 @@ def test_a_password_in_a_wrong_sink_is_not_shown(leasehold: CommandLine, sink: s
 
 
 def test_a_password_may_have_a_hash_in_it() -> None:
-    sink = target("postgresql://ann:half#rest@host/db#delays", store="")
+    sink = sink_of("postgresql://ann:half#rest@host/db#delays", store="")
     assert sink.name == "postgres:postgresql://ann@host/db delays"
 
 

@@ -24,10 +24,10 @@ ROWS = 5_000
 
 
 @contextmanager
-def started(*words: str, place: Path) -> Iterator[subprocess.Popen[str]]:
+def started(*arguments: str, path: Path) -> Iterator[subprocess.Popen[str]]:
     with subprocess.Popen(
-        [sys.executable, "-u", *words],
-        cwd=place,
+        [sys.executable, "-u", *arguments],
+        cwd=path,
         env={**os.environ, "JDK_JAVA_OPTIONS": quick_jvm()},
         stdout=subprocess.PIPE,
         text=True,
@@ -49,13 +49,13 @@ def test_two_pipelines_on_ones_own_file_share_it_and_put_each_row_in_once(tmp_pa
         }
     )
     csv.write_csv(rows, tmp_path / "mine.csv")
-    words = (str(EXAMPLES / "spark_pipeline.py"), "mine.csv")
-    with started(*words, place=tmp_path) as one, started(*words, place=tmp_path) as other:
-        said = [each.communicate(timeout=PATIENCE_S)[0] for each in (one, other)]
-    assert [one.returncode, other.returncode] == [0, 0], said
-    assert sum(int(out.split()[0].replace(",", "")) for out in said) == ROWS
-    assert all("1 batches" not in out for out in said)
-    (read,) = {out.splitlines()[-1] for out in said}
+    arguments = (str(EXAMPLES / "spark_pipeline.py"), "mine.csv")
+    with started(*arguments, path=tmp_path) as one, started(*arguments, path=tmp_path) as other:
+        output = [each.communicate(timeout=PATIENCE_S)[0] for each in (one, other)]
+    assert [one.returncode, other.returncode] == [0, 0], output
+    assert sum(int(out.split()[0].replace(",", "")) for out in output) == ROWS
+    assert all("1 batches" not in out for out in output)
+    (read,) = {out.splitlines()[-1] for out in output}
     command = [sys.executable, *shlex.split(read)[1:]]
     subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
     found = DeltaTable(tmp_path / "mine-table").to_pyarrow_table()
@@ -71,7 +71,7 @@ def test_standby_query(
     leasehold = CommandLine(monkeypatch, capfdbinary, f"sqlite:///{tmp_path}/leases.db")
     events = tmp_path / "events.txt"
     events.write_text("a\nb\nc\n", encoding="utf-8")
-    with started(str(EXAMPLES / "standby_query.py"), place=tmp_path) as driver:
+    with started(str(EXAMPLES / "standby_query.py"), path=tmp_path) as driver:
         assert driver.stdout is not None
         assert driver.stdout.readline().startswith("orders: active, epoch 1: as orders-")
         assert leasehold("log", "append", "orders", str(events)).code == 0

@@ -12,16 +12,28 @@ from typing import TYPE_CHECKING, cast
 import pyarrow as pa
 import pytest
 from tests.support.local_frames import local_frame
+from tests.support.log_publisher import (
+    STREAM,
+    batch_part,
+    commit_request,
+    make_log,
+    publisher,
+    staged,
+)
 from tests.support.postgres import database, execute
-from tests.support.publishing import STREAM, claim, make_log, publisher, share, staged
 from tests.support.sink_contract import GROUP, batch_of
 
 from leasehold.errors import StoreUnavailable, StoreUnusable, Trimmed, UnknownResource
 from leasehold.events import Event
 from leasehold.log import Log
 from leasehold.spark import PostgresSink
-from leasehold.spark.audit.gather import _sunk
-from leasehold.spark.audit.rows import TableMoment, stream_moment, table_moment, tells_its_event
+from leasehold.spark.audit.gather import _read_sink
+from leasehold.spark.audit.rows import (
+    TableSnapshot,
+    names_its_event,
+    stream_snapshot,
+    table_snapshot,
+)
 from leasehold.stores.postgres.address import DatabaseAddress
 
 if TYPE_CHECKING:
@@ -48,7 +60,7 @@ def table(url: str, name: str, columns: str) -> DatabaseAddress:
     return DatabaseAddress.of(url)
 
 
-def read(moment: TableMoment, shares: list[tuple[str, str] | None]) -> list[tuple[str, int]]:
+def read(moment: TableSnapshot, shares: list[tuple[str, str] | None]) -> list[tuple[str, int]]:
     numbers = pa.RecordBatch.from_pydict({"id": list(range(len(shares)))})
     batches = moment.reader(shares)([numbers])
     return [(row["partition"], row["sequence_number"]) for b in batches for row in b.to_pylist()]
@@ -64,10 +76,10 @@ def test_tasks_read_every_row_once_as_it_was_when_the_driver_looked(
         "insert into wide select 3, n, repeat('x', 500) from generate_series(%s::int, %s::int) as n"
     )
     execute(url, fill, 0, 999)
-    moment = table_moment(address, "public", "wide", until=held)
+    moment = table_snapshot(address, "public", "wide", until=held)
     execute(url, fill, 1000, 1099)
     execute(url, "delete from wide where sequence_number < 10")
-    shares = moment.shares(task_pages=7)
+    shares = moment.page_ranges(task_pages=7)
     assert moment.numbered
     assert len(shares) > 5
     assert sorted(read(moment, shares)) == [("3", number) for number in range(1000)]
@@ -78,14 +90,14 @@ def test_tasks_read_every_row_once_as_it_was_when_the_driver_looked(
 @pytest.mark.spec("S4")
 def test_an_empty_table_and_a_view_are_read_too(url: str, held: ExitStack) -> None:
     address = table(url, "narrow", "partition text, sequence_number int")
-    moment = table_moment(address, "public", "narrow", until=held)
-    assert (read(moment, moment.shares()), moment.count()) == ([], 0)
+    moment = table_snapshot(address, "public", "narrow", until=held)
+    assert (read(moment, moment.page_ranges()), moment.count()) == ([], 0)
     held.close()
     execute(url, "insert into narrow values ('0', 1), (null, 2), ('0', 1)")
     execute(url, "create view seen as select * from narrow where partition = '0'")
-    moment = table_moment(address, "public", "seen", until=held)
-    assert moment.shares() == [None]
-    assert read(moment, moment.shares()) == [("0", 1), ("0", 1)]
+    moment = table_snapshot(address, "public", "seen", until=held)
+    assert moment.page_ranges() == [None]
+    assert read(moment, moment.page_ranges()) == [("0", 1), ("0", 1)]
 
 
 @pytest.mark.server
@@ -104,9 +116,9 @@ def test_a_key_by_which_rows_are_replaced_is_noticed(
     url: str, held: ExitStack, columns: str, *, replaced: bool
 ) -> None:
     address = table(url, "keyed", columns)
-    words = table_moment(address, "public", "keyed", until=held).replaced
-    assert bool(words) is replaced
-    assert not words or "(carrier)" in words
+    message = table_snapshot(address, "public", "keyed", until=held).replaced
+    assert bool(message) is replaced
+    assert not message or "(carrier)" in message
 
 
 @pytest.mark.server
@@ -121,11 +133,11 @@ def test_a_table_that_may_not_be_read_whole_is_told_without_secrets(
     held.callback(execute, url, f"drop owned by {role}")
     reader = DatabaseAddress.of(f"{url}&options=-c%20role%3D{role}&password=pa55word")
     with pytest.raises(StoreUnusable, match="permission denied for table private") as refused:
-        table_moment(reader, "public", "private", until=held)
+        table_snapshot(reader, "public", "private", until=held)
     assert "right to read" in str(refused.value)
     assert "pa55word" not in str(refused.value)
     execute(url, f"grant select on private to {role}")
-    table_moment(reader, "public", "private", until=held)
+    table_snapshot(reader, "public", "private", until=held)
 
 
 @pytest.mark.server
@@ -140,7 +152,7 @@ def test_rows_that_a_policy_hides_are_not_taken_for_lost_ones(url: str, held: Ex
     execute(url, "alter table hidden enable row level security")
     reader = DatabaseAddress.of(f"{url}&options=-c%20role%3D{role}")
     with pytest.raises(StoreUnusable, match="row-level security"):
-        table_moment(reader, "public", "hidden", until=held)
+        table_snapshot(reader, "public", "hidden", until=held)
 
 
 @pytest.mark.server
@@ -149,13 +161,13 @@ def test_a_table_that_is_gone_leaves_its_commits_and_the_reason(url: str, held: 
     sink = PostgresSink(url, "gone", create=True)
     sink.open()
     held.callback(sink.close)
-    early = _sunk(NO_SPARK, sink, GROUP, "", until=held.enter_context(ExitStack()))
+    early = _read_sink(NO_SPARK, sink, GROUP, "", until=held.enter_context(ExitStack()))
     assert (early.commits, early.trouble) == ((), "")
     batch = batch_of(("0", 0, 1, 1))
     frame = local_frame("partition string, sequence_number bigint", [("0", 0)])
     sink.commit(sink.stage(frame, batch), batch)
     execute(url, "drop table gone")
-    late = _sunk(NO_SPARK, sink, GROUP, "", until=held.enter_context(ExitStack()))
+    late = _read_sink(NO_SPARK, sink, GROUP, "", until=held.enter_context(ExitStack()))
     assert (len(late.commits or ()), late.rows) == (1, None)
     assert 'there is no table "public"."gone"' in late.trouble
 
@@ -175,17 +187,17 @@ def store(tmp_path: Path) -> str:
 
 @pytest.mark.spec("S4")
 def test_the_events_of_a_stream_say_whether_they_tell_of_which_event_they_are(store: str) -> None:
-    nothing = stream_moment(STREAM, store)
+    nothing = stream_snapshot(STREAM, store)
     assert (nothing.numbered, sum(map(len, nothing.ranges))) == (False, 0)
     sent(store, Event(body=b"plain"), Event(body=b'{"partition": 0}'))
-    assert not stream_moment(STREAM, store).numbered
+    assert not stream_snapshot(STREAM, store).numbered
     sent(store, *[Event(body=b"x")] * 2, Event(body=b'{"partition": 0, "sequence_number": 7}'))
-    found = stream_moment(STREAM, store)
+    found = stream_snapshot(STREAM, store)
     assert (found.numbered, sum(map(len, found.ranges))) == (True, 5)
 
 
 @pytest.mark.parametrize(
-    ("properties", "body", "told"),
+    ("properties", "body", "result"),
     [
         ({"partition": "0", "sequence_number": "7"}, b"\xff", True),
         ([("partition", "0"), ("sequence_number", "7")], b"", True),
@@ -196,9 +208,9 @@ def test_the_events_of_a_stream_say_whether_they_tell_of_which_event_they_are(st
     ],
 )
 def test_an_event_tells_in_its_properties_or_in_its_body(
-    properties: dict[str, str] | None, body: bytes, *, told: bool
+    properties: dict[str, str] | None, body: bytes, *, result: bool
 ) -> None:
-    assert tells_its_event(properties, body) is told
+    assert names_its_event(properties, body) is result
 
 
 @pytest.mark.spec("S4")
@@ -208,12 +220,14 @@ def test_a_batch_that_is_not_published_yet_is_waited_for(store: str) -> None:
         stack.callback(made.close)
         files = staged(made.plan(), "a", 10)
         with Log.open(store) as log:
-            entered = made.book.commit(claim(share("0", 0, 10)), files, log.stream(STREAM))
+            entered = made.ledger.commit(
+                commit_request(batch_part("0", 0, 10)), files, log.stream(STREAM)
+            )
         with pytest.raises(StoreUnavailable, match="not published yet"):
-            stream_moment(STREAM, store)
+            stream_snapshot(STREAM, store)
         assert entered.record is not None
-        made.book.publish(entered.record, forget=False)
-        assert stream_moment(STREAM, store).stream == STREAM
+        made.ledger.publish(entered.record, forget=False)
+        assert stream_snapshot(STREAM, store).stream == STREAM
 
 
 @pytest.mark.spec("S4")
@@ -226,9 +240,9 @@ def test_a_stream_whose_first_events_retention_has_removed_is_no_proof(tmp_path:
                 producer.send(Event(body=dice.randbytes(3000)), partition=0).result()
         log.trim(STREAM, execute=True)
     with pytest.raises(Trimmed, match="retention has removed"):
-        stream_moment(STREAM, url)
+        stream_snapshot(STREAM, url)
 
 
 def test_a_stream_that_is_gone_is_named(store: str) -> None:
     with pytest.raises(UnknownResource, match="'nosuch'"):
-        stream_moment("nosuch", store)
+        stream_snapshot("nosuch", store)

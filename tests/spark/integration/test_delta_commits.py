@@ -160,7 +160,7 @@ def test_nobody_else_uses_what_is_judged_until_it_is_written(
     write, free = DeltaLog.write, []
 
     def watched(*given: object, **named: object) -> None:
-        in_thread(lambda: free.append(sink._turn.acquire(blocking=False)))
+        in_thread(lambda: free.append(sink._lock.acquire(blocking=False)))
         write(*given, **named)  # type: ignore[arg-type]
 
     monkeypatch.setattr(DeltaLog, "write", watched)
@@ -171,7 +171,7 @@ def test_nobody_else_uses_what_is_judged_until_it_is_written(
     else:
         sink.move(GROUP, {"0": SinkPosition(position=0, epoch=1)})
     assert free == [False]
-    assert not sink._turn.locked()
+    assert not sink._lock.locked()
 
 
 @pytest.mark.spec("B5", "S4")
@@ -330,7 +330,7 @@ def test_a_commit_that_meets_a_version_that_can_not_be_read_keeps_its_files(
 
     answered_by_the_layers_own_retry(monkeypatch)
     with monkeypatch.context() as patched:
-        patched.setattr("leasehold.spark.sinks.delta.table_log.entry", away)
+        patched.setattr("leasehold.spark.sinks.delta.table_log.read_version", away)
         with pytest.raises(StoreUnavailable):
             sink.commit(rows, each)
     sink.discard(rows)

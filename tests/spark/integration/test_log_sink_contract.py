@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.support.local_frames import local_frame
-from tests.support.publishing import STREAM, make_log
+from tests.support.log_publisher import STREAM, make_log
 from tests.support.sink_contract import CASES, Case, Row, batch_of
 
 from leasehold.errors import SinkUnfit
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-class LogWorld:
+class LogSetup:
     def __init__(self, directory: Path) -> None:
         self.url = f"sqlite:///{directory}/store.db"
         self.stack = ExitStack()
@@ -51,8 +51,8 @@ class LogWorld:
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[LogWorld]:
-    made = LogWorld(tmp_path)
+def setup(tmp_path: Path) -> Iterator[LogSetup]:
+    made = LogSetup(tmp_path)
     yield made
     made.stack.close()
 
@@ -62,19 +62,19 @@ def test_a_log_sink_tells_where_it_writes_before_it_is_opened(tmp_path: Path) ->
     assert (sink.stream, sink.store) == (STREAM, f"sqlite:///{tmp_path}/store.db")
 
 
-def test_a_column_of_times_is_refused_by_its_name(world: LogWorld) -> None:
+def test_a_column_of_times_is_refused_by_its_name(setup: LogSetup) -> None:
     """The type of a time needs a zone: without one Spark gives no words at all."""
     frame = local_frame("key string, body string, at timestamp", [])
     with pytest.raises(SinkUnfit, match=r"can not be sent to the log: columns at can not be sent"):
-        world.sink().stage(frame, batch_of(("0", 0, 1, 1)))
+        setup.sink().stage(frame, batch_of(("0", 0, 1, 1)))
 
 
 @pytest.mark.parametrize("writer", [batch_writer, stream_writer])
 def test_a_writer_refuses_a_column_of_times_by_its_name(
-    world: LogWorld, writer: Callable[..., object]
+    setup: LogSetup, writer: Callable[..., object]
 ) -> None:
     columns = local_frame("key string, body string, at timestamp", []).schema
-    options = {"store": world.url, "stream": STREAM, "name": "copies"}
+    options = {"store": setup.url, "stream": STREAM, "name": "copies"}
     if writer is batch_writer:
         del options["name"]
     with pytest.raises(SinkUnfit, match=r"can not be sent to the log: columns at can not be sent"):
@@ -83,5 +83,5 @@ def test_a_writer_refuses_a_column_of_times_by_its_name(
 
 @pytest.mark.spec("S4", "B5")
 @pytest.mark.parametrize("case", CASES, ids=[case.__name__ for case in CASES])
-def test_the_log_keeps_the_contract_of_a_sink(case: Case, world: LogWorld) -> None:
-    case(world)
+def test_the_log_keeps_the_contract_of_a_sink(case: Case, setup: LogSetup) -> None:
+    case(setup)

@@ -17,7 +17,7 @@ import pytest
 from tests.support.local_frames import local_frame
 from tests.support.postgres import database, execute
 from tests.support.sink_contract import GROUP, batch_of, known, put, rows_of
-from tests.support.sink_worlds import ParquetWorld
+from tests.support.sink_setups import ParquetSetup
 
 from leasehold.errors import BatchFailed, InvalidUrl, SinkChanged, SinkUnfit, UsageError
 from leasehold.spark import ParquetSink, SinkPosition, committed_files
@@ -32,72 +32,72 @@ NOW = timedelta(0)
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[ParquetWorld]:
-    made = ParquetWorld(tmp_path / "words", f"sqlite:///{tmp_path}/leases.db")
+def setup(tmp_path: Path) -> Iterator[ParquetSetup]:
+    made = ParquetSetup(tmp_path / "words", f"sqlite:///{tmp_path}/leases.db")
     yield made
     made.close()
 
 
-def _files(world: ParquetWorld) -> set[str]:
-    return {str(path) for path in world.directory.rglob("*.parquet")}
+def _files(setup: ParquetSetup) -> set[str]:
+    return {str(path) for path in setup.directory.rglob("*.parquet")}
 
 
-def test_a_sweep_removes_what_was_never_committed(world: ParquetWorld) -> None:
-    sink, batch = world.sink(), batch_of(("0", 2, 4, 1))
-    put(world, sink, batch_of(("0", 0, 2, 1)), rows_of(0, 2))
-    staged = sink.stage(world.frame(rows_of(2, 4)), batch)
+def test_a_sweep_removes_what_was_never_committed(setup: ParquetSetup) -> None:
+    sink, batch = setup.sink(), batch_of(("0", 2, 4, 1))
+    put(setup, sink, batch_of(("0", 0, 2, 1)), rows_of(0, 2))
+    staged = sink.stage(setup.frame(rows_of(2, 4)), batch)
     assert sink.sweep().files == 0, "it is younger than a day: its driver may be at work"
-    assert len(_files(world)) == 4
+    assert len(_files(setup)) == 4
     swept = sink.sweep(older_than=NOW)
     assert swept.files == 2
     assert swept.bytes > 0
-    assert _files(world) == set(committed_files(world.directory))
+    assert _files(setup) == set(committed_files(setup.directory))
     with pytest.raises(BatchFailed, match="swept away") as refused:
         sink.commit(staged, batch)
     assert refused.value.ranges == ("0[2, 4)",)
     assert known(sink) == SinkPosition(position=2, epoch=1)
-    put(world, sink, batch, rows_of(2, 4))
+    put(setup, sink, batch, rows_of(2, 4))
     assert sink.sweep(older_than=NOW).files == 0
-    assert world.rows() == rows_of(0, 4)
+    assert setup.rows() == rows_of(0, 4)
 
 
 def test_a_sweep_removes_files_that_a_failed_task_left_of_a_committed_batch(
-    world: ParquetWorld,
+    setup: ParquetSetup,
 ) -> None:
-    sink = world.sink()
-    put(world, sink, batch_of(("0", 0, 2, 1)), rows_of(0, 2))
-    some = Path(committed_files(world.directory)[0])
+    sink = setup.sink()
+    put(setup, sink, batch_of(("0", 0, 2, 1)), rows_of(0, 2))
+    some = Path(committed_files(setup.directory)[0])
     left = some.with_name(some.name.replace("-0.parquet", "-9.parquet"))
     shutil.copy(some, left)
-    (world.directory / "of-a-stranger.parquet").write_bytes(b"")
+    (setup.directory / "of-a-stranger.parquet").write_bytes(b"")
     assert sink.sweep(older_than=NOW).files == 1
     assert not left.exists()
-    assert (world.directory / "of-a-stranger.parquet").exists()
-    assert world.rows() == rows_of(0, 2)
+    assert (setup.directory / "of-a-stranger.parquet").exists()
+    assert setup.rows() == rows_of(0, 2)
 
 
-def test_discarded_files_are_gone_and_committed_ones_stay(world: ParquetWorld) -> None:
-    sink, batch = world.sink(), batch_of(("0", 0, 2, 1))
-    staged = sink.stage(world.frame(rows_of(0, 2)), batch)
+def test_discarded_files_are_gone_and_committed_ones_stay(setup: ParquetSetup) -> None:
+    sink, batch = setup.sink(), batch_of(("0", 0, 2, 1))
+    staged = sink.stage(setup.frame(rows_of(0, 2)), batch)
     sink.discard(staged)
-    assert _files(world) == set()
+    assert _files(setup) == set()
     with pytest.raises(BatchFailed):
         sink.commit(staged, batch)
-    staged = sink.stage(world.frame(rows_of(0, 2)), batch)
+    staged = sink.stage(setup.frame(rows_of(0, 2)), batch)
     sink.commit(staged, batch)
     sink.discard(staged)
-    assert world.rows() == rows_of(0, 2)
+    assert setup.rows() == rows_of(0, 2)
     sink.close()
     sink.discard(staged)
-    assert world.rows() == rows_of(0, 2)
+    assert setup.rows() == rows_of(0, 2)
 
 
-def test_files_of_a_batch_that_was_done_before_are_removed(world: ParquetWorld) -> None:
-    sink, batch = world.sink(), batch_of(("0", 0, 2, 1))
-    put(world, sink, batch, rows_of(0, 2))
-    before = _files(world)
-    put(world, sink, batch, rows_of(0, 2))
-    assert _files(world) == before
+def test_files_of_a_batch_that_was_done_before_are_removed(setup: ParquetSetup) -> None:
+    sink, batch = setup.sink(), batch_of(("0", 0, 2, 1))
+    put(setup, sink, batch, rows_of(0, 2))
+    before = _files(setup)
+    put(setup, sink, batch, rows_of(0, 2))
+    assert _files(setup) == before
 
 
 def test_a_task_that_fails_leaves_no_files(tmp_path: Path) -> None:
@@ -143,13 +143,13 @@ def test_more_directories_than_files_may_be_open_are_written(tmp_path: Path) -> 
     assert sum(each.rows for each in files) == 200
 
 
-def test_columns_may_come_in_another_order_and_not_with_other_types(world: ParquetWorld) -> None:
-    sink = world.sink()
-    put(world, sink, batch_of(("0", 0, 2, 1)), rows_of(0, 2))
+def test_columns_may_come_in_another_order_and_not_with_other_types(setup: ParquetSetup) -> None:
+    sink = setup.sink()
+    put(setup, sink, batch_of(("0", 0, 2, 1)), rows_of(0, 2))
     batch = batch_of(("0", 2, 3, 1))
     turned = local_frame("word string, id bigint", [("word 2", 2)])
     sink.commit(sink.stage(turned, batch), batch)
-    assert world.rows() == rows_of(0, 3)
+    assert setup.rows() == rows_of(0, 3)
     with pytest.raises(SinkUnfit) as refused:
         sink.stage(local_frame("word string, id int, more double", []), batch)
     assert "'id' is bigint there and int here; 'more' (double) is new" in str(refused.value)
@@ -172,44 +172,44 @@ def test_columns_that_could_not_be_read_again_are_refused(tmp_path: Path) -> Non
     sink.close()
 
 
-def test_two_first_batches_with_other_columns_do_not_both_win(world: ParquetWorld) -> None:
-    sink, batch = world.sink(), batch_of(("0", 0, 1, 1))
+def test_two_first_batches_with_other_columns_do_not_both_win(setup: ParquetSetup) -> None:
+    sink, batch = setup.sink(), batch_of(("0", 0, 1, 1))
     late = sink.stage(local_frame("noun string", [("a",)]), batch)
-    put(world, world.sink(), batch_of(("1", 0, 2, 1)), rows_of(0, 2))
+    put(setup, setup.sink(), batch_of(("1", 0, 2, 1)), rows_of(0, 2))
     with pytest.raises(SinkUnfit, match="'noun'"):
         sink.commit(late, batch)
-    assert world.rows() == rows_of(0, 2)
+    assert setup.rows() == rows_of(0, 2)
     assert known(sink).position is None
 
 
-def test_a_directory_that_was_emptied_is_noticed(world: ParquetWorld) -> None:
-    put(world, world.sink(), batch_of(("0", 0, 2, 1)), rows_of(0, 2))
-    world.close()
-    shutil.rmtree(world.directory)
+def test_a_directory_that_was_emptied_is_noticed(setup: ParquetSetup) -> None:
+    put(setup, setup.sink(), batch_of(("0", 0, 2, 1)), rows_of(0, 2))
+    setup.close()
+    shutil.rmtree(setup.directory)
     with pytest.raises(SinkChanged, match="emptied or made anew"):
-        world.sink()
+        setup.sink()
 
 
-def test_a_directory_that_was_moved_is_the_same_sink(world: ParquetWorld) -> None:
-    put(world, world.sink(), batch_of(("0", 0, 2, 1)), rows_of(0, 2))
-    world.close()
-    world.directory = world.directory.rename(world.directory.with_name("moved"))
-    put(world, world.sink(), batch_of(("0", 2, 3, 1)), rows_of(2, 3))
-    assert world.rows() == rows_of(0, 3)
+def test_a_directory_that_was_moved_is_the_same_sink(setup: ParquetSetup) -> None:
+    put(setup, setup.sink(), batch_of(("0", 0, 2, 1)), rows_of(0, 2))
+    setup.close()
+    setup.directory = setup.directory.rename(setup.directory.with_name("moved"))
+    put(setup, setup.sink(), batch_of(("0", 2, 3, 1)), rows_of(2, 3))
+    assert setup.rows() == rows_of(0, 3)
 
 
 def test_a_store_that_does_not_know_the_directory_is_refused(
-    world: ParquetWorld, tmp_path: Path
+    setup: ParquetSetup, tmp_path: Path
 ) -> None:
-    world.sink()
+    setup.sink()
     other = f"sqlite:///{tmp_path}/other.db"
     with pytest.raises(SinkChanged, match="does not know it"):
-        ParquetSink(world.directory, store=other).open()
+        ParquetSink(setup.directory, store=other).open()
     with pytest.raises(SinkChanged, match="does not know it"):
-        committed_files(world.directory, other)
-    (world.directory / "_leasehold.json").write_text("{}", encoding="utf-8")
+        committed_files(setup.directory, other)
+    (setup.directory / "_leasehold.json").write_text("{}", encoding="utf-8")
     with pytest.raises(SinkChanged, match="can not be read"):
-        world.sink()
+        setup.sink()
 
 
 @pytest.mark.server
@@ -249,8 +249,8 @@ def test_what_can_not_work_is_said_at_once(tmp_path: Path) -> None:
 # --------------------------------------------------------------- older databases
 
 
-def test_a_sqlite_file_of_the_last_version_is_taken_on(world: ParquetWorld) -> None:
-    path = world.directory.parent / "leases.db"
+def test_a_sqlite_file_of_the_last_version_is_taken_on(setup: ParquetSetup) -> None:
+    path = setup.directory.parent / "leases.db"
     with closing(sqlite3.connect(path)) as connection:
         for number in (1, 2, 3, 4):
             connection.executescript(sqlite_migrations()[number])
@@ -258,8 +258,8 @@ def test_a_sqlite_file_of_the_last_version_is_taken_on(world: ParquetWorld) -> N
         connection.execute("PRAGMA user_version = 4")
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         connection.commit()
-    put(world, world.sink(), batch_of(("0", 0, 2, 1)), rows_of(0, 2))
-    assert world.rows() == rows_of(0, 2)
+    put(setup, setup.sink(), batch_of(("0", 0, 2, 1)), rows_of(0, 2))
+    assert setup.rows() == rows_of(0, 2)
     with closing(sqlite3.connect(path)) as connection:
         assert connection.execute("SELECT name FROM log_stream").fetchall() == [("orders",)]
 
@@ -275,9 +275,9 @@ def test_a_postgres_database_of_the_last_version_is_taken_on(tmp_path: Path) -> 
                         postgres_queries()["migration_done"],
                         {"number": step.number, "name": step.name},
                     )
-        world = ParquetWorld(tmp_path / "words", url)
-        put(world, world.sink(), batch_of(("0", 0, 2, 1)), rows_of(0, 2))
-        assert world.rows() == rows_of(0, 2)
+        setup = ParquetSetup(tmp_path / "words", url)
+        put(setup, setup.sink(), batch_of(("0", 0, 2, 1)), rows_of(0, 2))
+        assert setup.rows() == rows_of(0, 2)
         last = execute(url, "select max(number) from leasehold.migration")
         assert last == [(len(postgres_migrations()),)]
-        world.close()
+        setup.close()

@@ -119,7 +119,7 @@ def test_columns_that_do_not_fit_are_listed(url: str, table: str, opened: Open) 
 
 
 @pytest.mark.parametrize(
-    ("columns", "row", "words"),
+    ("columns", "row", "message"),
     [
         ("word varchar(3)", ("word",), "value too long"),
         ("word int", ("word",), "invalid input syntax for type integer"),
@@ -129,11 +129,11 @@ def test_columns_that_do_not_fit_are_listed(url: str, table: str, opened: Open) 
     ],
 )
 def test_values_that_do_not_fit_are_refused_and_nothing_is_committed(
-    url: str, table: str, opened: Open, columns: str, row: tuple[object], words: str
+    url: str, table: str, opened: Open, columns: str, row: tuple[object], message: str
 ) -> None:
     execute(url, f"create table {table} ({columns})")
     sink = opened()
-    with pytest.raises(SinkUnfit, match=words):
+    with pytest.raises(SinkUnfit, match=message):
         _put(sink, 0, "word string", [("1",), row])
     assert execute(url, f"select * from {table}") == []
     assert known(sink).position is None

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from tests.support.postgres import database
-from tests.support.sink_contract import CASES, Case, World
-from tests.support.sink_worlds import WORLDS, served
-from tests.support.sink_worlds import world as made
+from tests.support.sink_contract import CASES, Case, SinkSetup
+from tests.support.sink_setups import SETUPS, served
+from tests.support.sink_setups import setup as made
 
 
 @pytest.fixture(scope="module")
@@ -19,9 +19,9 @@ def url() -> Iterator[str]:
 
 
 @pytest.fixture(
-    params=[pytest.param(each, marks=pytest.mark.server if served(each) else ()) for each in WORLDS]
+    params=[pytest.param(each, marks=pytest.mark.server if served(each) else ()) for each in SETUPS]
 )
-def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
+def setup(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SinkSetup]:
     url = request.getfixturevalue("url") if served(request.param) else ""
     opened = made(request.param, tmp_path, url)
     yield opened
@@ -30,5 +30,5 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
 
 @pytest.mark.spec("S4", "B5")
 @pytest.mark.parametrize("case", CASES, ids=[case.__name__ for case in CASES])
-def test_a_sink_keeps_its_contract(case: Case, world: World) -> None:
-    case(world)
+def test_a_sink_keeps_its_contract(case: Case, setup: SinkSetup) -> None:
+    case(setup)

@@ -97,7 +97,7 @@ def test_a_driver_killed_at_any_point_leaves_all_or_nothing(
     put(opened(table), table, ("0", 0, 10, 1))
     assert processes((die, table, point)) == [-SIGKILL]
     sink = opened(table)
-    told = sink.fence(GROUP, {"0": 8})["0"]
-    assert told == SinkPosition(position=position, epoch=1 if point == "before the fence" else 7)
+    result = sink.fence(GROUP, {"0": 8})["0"]
+    assert result == SinkPosition(position=position, epoch=1 if point == "before the fence" else 7)
     put(sink, table, ("0", position, 12, 8))
     assert numbers(table) == list(range(12))

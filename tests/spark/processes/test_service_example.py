@@ -32,9 +32,9 @@ def test_a_service_handles_batches(
                 assert leasehold("log", "append", "orders").code == 0
             seen = 0
             while seen < 12:
-                words = service.stdout.readline().split()
-                assert words[2:5] == ["ann", "bought", "for"]
-                seen += int(words[5])
+                message = service.stdout.readline().split()
+                assert message[2:5] == ["ann", "bought", "for"]
+                seen += int(message[5])
             assert seen == 12
             service.send_signal(signal.SIGINT)
             assert service.wait(PATIENCE_S) == 0

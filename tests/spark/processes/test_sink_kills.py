@@ -17,7 +17,7 @@ from tests.support.local_frames import local_frame
 from tests.support.postgres import database, execute
 from tests.support.postgres_proxy import proxy
 from tests.support.sink_contract import GROUP, batch_of, known, put, rows_of
-from tests.support.sink_worlds import ParquetWorld, PostgresWorld, world
+from tests.support.sink_setups import ParquetSetup, PostgresSetup, setup
 
 from leasehold.errors import FencedWrite, SinkChanged, StoreUnavailable
 from leasehold.spark import ParquetSink, PostgresSink
@@ -45,7 +45,7 @@ def url() -> Iterator[str]:
         yield made
 
 
-def _one_batch(here: ParquetWorld | PostgresWorld, steps: Steps, kind: str, start: int) -> None:
+def _one_batch(here: ParquetSetup | PostgresSetup, steps: Steps, kind: str, start: int) -> None:
     sink = here.sink()
     epoch = known(sink).epoch + 1
     sink.fence(GROUP, {"0": epoch})
@@ -58,7 +58,7 @@ def _one_batch(here: ParquetWorld | PostgresWorld, steps: Steps, kind: str, star
 def test_a_driver_killed_between_any_two_steps_loses_and_doubles_nothing(
     kind: str, tmp_path: Path, url: str
 ) -> None:
-    here = world(kind, tmp_path, url)
+    here = setup(kind, tmp_path, url)
     put(here, here.sink(), batch_of(("0", 0, 3, 1)), rows_of(0, 3))
     position, done, step = 3, 0, 0
     while True:
@@ -78,23 +78,23 @@ def test_a_driver_killed_between_any_two_steps_loses_and_doubles_nothing(
     here.close()
 
 
-def _check_swept(here: ParquetWorld | PostgresWorld) -> None:
+def _check_swept(here: ParquetSetup | PostgresSetup) -> None:
     """What the dead have left goes, and not a row with it."""
     before, sink = here.rows(), here.sink()
     epoch = known(sink).epoch + 1
     sink.fence(GROUP, {"0": epoch})
-    if isinstance(sink, ParquetSink) and isinstance(here, ParquetWorld):
+    if isinstance(sink, ParquetSink) and isinstance(here, ParquetSetup):
         assert sink.sweep(older_than=timedelta(0)).files > 0
         left = list(here.directory.rglob("*.parquet"))
         assert sum(pq.ParquetFile(path).metadata.num_rows for path in left) == len(before)
-    elif isinstance(here, PostgresWorld):
+    elif isinstance(here, PostgresSetup):
         here.sink()
         ours = "select id from leasehold_sink.sink_staging where sink = %s"
         assert execute(here.url, ours, f"public.{here.table}") == []
     assert here.rows() == before
 
 
-def _race(here: ParquetWorld | PostgresWorld, holder: str, go: int) -> None:
+def _race(here: ParquetSetup | PostgresSetup, holder: str, go: int) -> None:
     os.read(go, 1)
     sink, committed, epoch = here.sink(), 0, 0
     while committed < 3:
@@ -116,7 +116,7 @@ def _race(here: ParquetWorld | PostgresWorld, holder: str, go: int) -> None:
 def test_drivers_that_race_for_a_partition_write_each_event_once(
     kind: str, tmp_path: Path, url: str
 ) -> None:
-    here = world(kind, tmp_path, url)
+    here = setup(kind, tmp_path, url)
     here.sink()
     here.close()
     go, start = os.pipe()

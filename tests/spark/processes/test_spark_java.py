@@ -36,8 +36,8 @@ def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def chosen(tmp_path: Path, **variables: Path) -> str:
     """What the chosen Java says when Spark starts it."""
-    told = {"PATH": str(tmp_path / "nothing"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    home = java_home(told | {name: str(place) for name, place in variables.items()})
+    result = {"PATH": str(tmp_path / "nothing"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    home = java_home(result | {name: str(path) for name, path in variables.items()})
     command = [str(home / "bin" / "java"), "-Xmx1g", VECTOR, "a b"]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
@@ -72,9 +72,9 @@ def test_java_home_is_asked_before_the_path(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("wheel")
 def test_the_home_of_an_earlier_session_is_taken_as_it_is(tmp_path: Path) -> None:
-    told = {"PATH": "", "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    home = java_home(told)
-    assert java_home(told | {"JAVA_HOME": str(home)}) == home
+    result = {"PATH": "", "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    home = java_home(result)
+    assert java_home(result | {"JAVA_HOME": str(home)}) == home
 
 
 def test_without_a_java_and_without_the_wheel_it_is_said_what_to_install(

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import DataFrame, SparkSession
-from tests.support import audits as a
+from tests.support import audit_material as a
 from tests.support.command import CommandLine
 from tests.support.local_frames import local_frame
 from tests.support.postgres import database, execute
@@ -28,11 +28,11 @@ from leasehold.model import EndReason
 from leasehold.spark import DeltaSink, LogSink, Pipeline, PipelineOptions, PostgresSink, Sink
 from leasehold.spark.audit import AuditMaterial, Verdict, audit, judge
 from leasehold.spark.audit import rows as sink_rows
-from leasehold.spark.audit.claims import fetched
-from leasehold.spark.audit.gather import _sunk
+from leasehold.spark.audit.claims import fetch_findings
+from leasehold.spark.audit.gather import _read_sink
 from leasehold.spark.audit.judge import (
-    _of_the_rows,
-    _quick,
+    _row_findings,
+    _small_query_session,
     checkpoint_findings,
     commit_findings,
     log_findings,
@@ -62,16 +62,16 @@ def told_event(partition: str, number: int) -> str:
 
 def small(spark: SparkSession, material: AuditMaterial) -> Tables:
     """As ``judge`` makes them; the session of all tests stays the active one."""
-    made_tables = tables(_quick(spark), material)
+    made_tables = tables(_small_query_session(spark), material)
     tables(spark, material)
     return made_tables
 
 
-def told(frames: list[DataFrame], level: Level = Level.FAULT) -> dict[tuple[str, str], str]:
+def result(frames: list[DataFrame], level: Level = Level.FAULT) -> dict[tuple[str, str], str]:
     """What was found: (check, partition) -> the words."""
     return {
         (each.check, each.partition): each.what
-        for (_, found), seen in fetched(frames).items()
+        for (_, found), seen in fetch_findings(frames).items()
         if found is level
         for each in seen.first
     }
@@ -112,7 +112,7 @@ def test_each_fault_of_terms_has_its_own_words(spark: SparkSession) -> None:
         a.CLEAN, terms=(*a.TERMS, *broken), epochs={"0": 2, "lost": 2, "never": 1, "free": 0}
     )
     frames = term_findings(small(spark, material))
-    assert told(frames) == {
+    assert result(frames) == {
         ("terms-apart", "apart"): "epoch 2 of b began before epoch 1 of a was over: "
         "two owners at once",
         ("terms-apart", "open"): "epoch 2 of b began before epoch 1 of a was over: "
@@ -124,7 +124,7 @@ def test_each_fault_of_terms_has_its_own_words(spark: SparkSession) -> None:
         ("ends-told", "why"): "epoch 1 of a ended without a reason",
         ("ends-told", "back"): "epoch 1 of a ended before it began",
     }
-    assert told(frames, Level.UNKNOWN) == {
+    assert result(frames, Level.UNKNOWN) == {
         ("epochs-rise", "old"): "the terms before epoch 5 are not kept any more"
     }
 
@@ -161,7 +161,7 @@ def test_each_fault_of_commits_has_its_own_words(spark: SparkSession) -> None:
         ends={each: PartitionEnds(first=0, next=25) for each in names},
     )
     frames = commit_findings(small(spark, material))
-    assert told(frames) == {
+    assert result(frames) == {
         ("commits-tile", "gap"): "events 10 to 14 are in no commit",
         ("commits-tile", "again"): "events 5 to 9 were committed again",
         ("commits-tile", "inside"): "events 3 to 4 were committed again",
@@ -171,7 +171,7 @@ def test_each_fault_of_commits_has_its_own_words(spark: SparkSession) -> None:
         ("commits-tile", "beyond"): "events 25 to 29 were committed, and the log ends before "
         "event 25",
     }
-    assert told(frames, Level.UNKNOWN) == {
+    assert result(frames, Level.UNKNOWN) == {
         ("commits-tile", "later"): "events 0 to 4 come before the first commit that is told",
         ("commits-tile", "reset"): "a reset went back from event 20 to 10: they came again",
         ("commits-owned", "old"): "commits of terms that are not kept any more: 1",
@@ -194,7 +194,7 @@ def test_each_fault_of_checkpoints_has_its_own_words(spark: SparkSession) -> Non
         ),
         commits=tuple(a.commit("v1", each, 0, 10, 2, "a") for each in names),
     )
-    assert told(checkpoint_findings(small(spark, material), sink=True)) == {
+    assert result(checkpoint_findings(small(spark, material), sink=True)) == {
         ("checkpoints-follow", "ahead"): "the checkpoint says that events up to 10 are done, and "
         "the sink holds those up to 9",
         ("checkpoints-owned", "nobody"): "the checkpoint was written under epoch 3, which nobody "
@@ -217,7 +217,7 @@ def test_missing_doubled_and_stray_rows_are_found(spark: SparkSession) -> None:
     rows = numbers(spark, sunk)
     frames = sink_rows.miscounted(rows, made_tables.commits)
     frames += sink_rows.findings(rows, made_tables.commits)
-    seen = fetched(frames)
+    seen = fetch_findings(frames)
     assert {
         (each.partition, each.what, each.evidence) for each in seen["rows-once", Level.FAULT].first
     } == {
@@ -244,7 +244,7 @@ def test_a_log_with_a_gap_and_a_number_twice_is_found(spark: SparkSession) -> No
         ends={each: PartitionEnds(first=low, next=high) for each, (low, high) in ends.items()},
     )
     made_tables = tables(spark, material)
-    assert told(log_findings(numbers(spark, pairs), made_tables.ends)) == {
+    assert result(log_findings(numbers(spark, pairs), made_tables.ends)) == {
         ("log-whole", "0"): "events that are missing: 1",
         ("log-whole", "1"): "numbers are given twice",
         ("log-whole", "4"): "events that are missing: 2",
@@ -258,13 +258,13 @@ def test_a_real_pipeline_into_delta_is_proved_until_somebody_meddles(
     monkeypatch: pytest.MonkeyPatch,
     capfdbinary: pytest.CaptureFixture[bytes],
 ) -> None:
-    url, place = made(tmp_path, events=400, partitions=2), tmp_path / "table"
+    url, path = made(tmp_path, events=400, partitions=2), tmp_path / "table"
     options = PipelineOptions(batch_events=150, timing=QUICK)
     line = Pipeline(spark, "log:orders", url, "copies", options=options)
     line.transform(lambda events: events.select("partition", "sequence_number", "body"))
-    line.write_to(DeltaSink(place)).run(until_caught_up=True)
+    line.write_to(DeltaSink(path)).run(until_caught_up=True)
 
-    found = audit(spark, store=url, stream="orders", group="copies", sink=DeltaSink(place))
+    found = audit(spark, store=url, stream="orders", group="copies", sink=DeltaSink(path))
     assert (found.verdict, found.findings) == (Verdict.PROVED, ())
     assert (found.check("rows-once").looked_at, found.check("log-whole").looked_at) == (400, 400)
     assert len(found.lags) == len(found.material.commits or ())
@@ -273,11 +273,11 @@ def test_a_real_pipeline_into_delta_is_proved_until_somebody_meddles(
     with pytest.raises(UnknownResource, match="nobodys"):
         audit(spark, store=url, stream="orders", group="nobodys")
 
-    one = DeltaTable(place).to_pyarrow_table().slice(0, 1)
-    write_deltalake(place, one, mode="append")
+    one = DeltaTable(path).to_pyarrow_table().slice(0, 1)
+    write_deltalake(path, one, mode="append")
     leasehold = CommandLine(monkeypatch, capfdbinary, url)
     page = tmp_path / "audit.html"
-    done = leasehold("audit", "orders", "copies", "--sink", f"delta:{place}", "--html", str(page))
+    done = leasehold("audit", "orders", "copies", "--sink", f"delta:{path}", "--html", str(page))
     assert done.code == 1
     assert done.out.startswith("REFUTED  orders copies: 2 findings against 2 of 11 claims")
     assert {"rows-counted", "rows-once"} <= set(done.out.split())
@@ -331,13 +331,13 @@ def test_missing_doubled_and_stray_rows_of_a_table_and_of_a_stream_are_found(
             (stream, "a key", Level.UNKNOWN),
         ]
         for sink, replaced, level in sinks:
-            sunk = _sunk(spark, sink, GROUP, url, until=held.enter_context(ExitStack()))
+            sunk = _read_sink(spark, sink, GROUP, url, until=held.enter_context(ExitStack()))
             assert sunk.rows is not None
             made_tables = tables(spark, a.with_commits(*sunk.commits or ()))
-            frames = _of_the_rows(sunk.rows.frame, made_tables, replaced, by_number=True)
+            frames = _row_findings(sunk.rows.frame, made_tables, replaced, by_number=True)
             seen = {
                 (each.level, each.check, each.partition, each.what)
-                for kind in fetched(frames).values()
+                for kind in fetch_findings(frames).values()
                 for each in kind.first
             }
             assert seen == {(Level.FAULT, *each) for each in STRAYS} | {(level, *LOST)}

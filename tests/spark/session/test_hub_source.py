@@ -15,7 +15,7 @@ from tests.support.spark_logs import QUICK
 
 from leasehold.events import Event
 from leasehold.spark import Pipeline, PipelineOptions
-from leasehold.spark.reading import closed
+from leasehold.spark.reading import close_stream
 
 EACH = 120
 
@@ -68,8 +68,8 @@ def test_a_hub_has_the_rows_of_the_log_behind_it(
     keys = spark.read.format("leasehold").schema("key string").load(address(hub))
     assert sorted(row.key for row in keys.collect()) == sorted(row["key"] for row in behind)
     through.explain(mode="extended")
-    told = capfd.readouterr()
-    assert KEY not in told.out + told.err
+    result = capfd.readouterr()
+    assert KEY not in result.out + result.err
 
 
 @pytest.mark.spec("S3", "B8")
@@ -117,4 +117,4 @@ def test_a_pipeline_takes_each_event_of_a_hub_once(
     assert run() == 3 * EACH
     bodies = [bytes(row["body"]) for row in sink.rows]
     assert len(bodies) == len(set(bodies)) == 6 * EACH
-    closed(address(hub), store)  # the process keeps it open for the next batch
+    close_stream(address(hub), store)  # the process keeps it open for the next batch

@@ -9,7 +9,15 @@ from pathlib import Path
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
-from tests.support.publishing import GROUP, STREAM, bodies, counted, left_over, make_log, share
+from tests.support.log_publisher import (
+    GROUP,
+    STREAM,
+    batch_part,
+    bodies,
+    counted,
+    left_over,
+    make_log,
+)
 
 from leasehold.errors import FencedWrite, SinkChanged, SinkUnfit, UnknownStream, UsageError
 from leasehold.spark import Batch, BatchPart, LogSink, SinkPosition
@@ -49,7 +57,7 @@ def test_rows_and_positions_of_several_partitions_are_committed_together(
     spark: SparkSession, sink: LogSink, url: str, tmp_path: Path
 ) -> None:
     assert sink.fence(GROUP, {"0": 1, "1": 4}) == {"0": SinkPosition(), "1": SinkPosition()}
-    first = batch(share("0", 10, 20, 1), share("1", 0, 7, 4))
+    first = batch(batch_part("0", 10, 20, 1), batch_part("1", 0, 7, 4))
     staged = sink.stage(rows(spark, "a"), first)
     assert bodies(url) == []
     written = sink.commit(staged, first)
@@ -63,7 +71,7 @@ def test_rows_and_positions_of_several_partitions_are_committed_together(
     # The same commit again, as after a lost answer: with these files, and with others.
     assert sink.commit(staged, first).rows == 100
     assert sink.commit(sink.stage(rows(spark, "a"), first), first).rows == 100
-    empty = batch(share("0", 20, 25, 1), number=1)
+    empty = batch(batch_part("0", 20, 25, 1), number=1)
     assert sink.commit(sink.stage(rows(spark, "none", 0), empty), empty).rows == 0
     assert counted(url) == {"a": 100}
     found = list(sink.commits(GROUP))
@@ -83,9 +91,9 @@ def test_a_driver_that_wakes_up_late_commits_nothing(
     spark: SparkSession, sink: LogSink, url: str, tmp_path: Path
 ) -> None:
     sink.fence(GROUP, {"0": 1, "1": 1})
-    first = batch(share("0", 0, 5), share("1", 0, 5))
+    first = batch(batch_part("0", 0, 5), batch_part("1", 0, 5))
     sink.commit(sink.stage(rows(spark, "a", 10), first), first)
-    late = batch(share("0", 5, 9), share("1", 5, 9))
+    late = batch(batch_part("0", 5, 9), batch_part("1", 5, 9))
     staged = sink.stage(rows(spark, "late", 10), late)
     other = LogSink(STREAM, store=url)
     other.open(spark)
@@ -95,18 +103,18 @@ def test_a_driver_that_wakes_up_late_commits_nothing(
     assert caught.value.key == "1"
     sink.discard(staged)
     # The other goes on from there, and so does the first with what it still owns.
-    new, mine = batch(share("1", 5, 8, 2)), batch(share("0", 5, 9))
+    new, mine = batch(batch_part("1", 5, 8, 2)), batch(batch_part("0", 5, 9))
     other.commit(other.stage(rows(spark, "new", 10), new), new)
     sink.commit(sink.stage(rows(spark, "mine", 10), mine), mine)
     with pytest.raises(SinkChanged, match=r"up to 8"):
-        other.commit(other.stage(rows(spark, "x", 10), new), batch(share("1", 5, 9, 2)))
+        other.commit(other.stage(rows(spark, "x", 10), new), batch(batch_part("1", 5, 9, 2)))
     other.close()
     assert counted(url) == {"a": 10, "new": 10, "mine": 10}
 
 
 def test_what_can_not_be_used_is_refused(spark: SparkSession, sink: LogSink, url: str) -> None:
     with pytest.raises(SinkUnfit, match="columns id can not be sent"):
-        sink.stage(spark.range(3), batch(share("0", 0, 3)))
+        sink.stage(spark.range(3), batch(batch_part("0", 0, 3)))
     with pytest.raises(UnknownStream, match=STREAM):
         LogSink("nothing", store=url).open(spark)
     with pytest.raises(UsageError, match="not open"):

@@ -69,13 +69,15 @@ def test_every_event_is_committed_once_in_bounded_batches(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     url, sink = made(tmp_path, events=1000), MemorySink()
-    told: list[HookEvent] = []
-    totals = pipeline(spark, url, sink, told.append, batch_events=300).run(until_caught_up=True)
+    events: list[HookEvent] = []
+    totals = pipeline(spark, url, sink, events.append, batch_events=300).run(until_caught_up=True)
     assert bodies(sink) == list(range(1000))
     assert totals.rows == totals.rows_out == 1000
     assert totals.batches == 4
-    assert max(each.rows for each in told if isinstance(each, BatchCommitted)) <= 300
-    assert {key: place.position for key, place in sink.places.items()} == dict.fromkeys("0123", 250)
+    assert max(each.rows for each in events if isinstance(each, BatchCommitted)) <= 300
+    assert {key: each.position for key, each in sink.positions.items()} == dict.fromkeys(
+        "0123", 250
+    )
     checkpoints = _checkpoints(url)
     assert checkpoints == dict.fromkeys("0123", 249)
 
@@ -110,15 +112,15 @@ def test_a_batch_too_big_for_the_driver_is_read_by_tasks(
 @pytest.mark.spec("S1")
 def test_an_empty_round_costs_no_job(spark: SparkSession, tmp_path: Path) -> None:
     url, sink = made(tmp_path, events=0), MemorySink()
-    opened, told = threading.Event(), list[HookEvent]()
-    line = pipeline(spark, url, sink, told.append, when(PipelinePartitionOpened, opened))
+    opened, events = threading.Event(), list[HookEvent]()
+    line = pipeline(spark, url, sink, events.append, when(PipelinePartitionOpened, opened))
     with in_background(line):
         assert opened.wait(60)
         before = spark.sparkContext._jsc.sc().dagScheduler().nextJobId()
         threading.Event().wait(0.5)
         after = spark.sparkContext._jsc.sc().dagScheduler().nextJobId()
     assert before == after
-    assert not [each for each in told if isinstance(each, BatchPlanned)]
+    assert not [each for each in events if isinstance(each, BatchPlanned)]
 
 
 @pytest.mark.spec("S3", "B3")
@@ -161,10 +163,10 @@ def test_a_driver_whose_lease_was_broken_commits_nothing_late(
     def take_it_away(event: HookEvent) -> None:
         if isinstance(event, BatchStaged) and not refused:
             # A new owner, elsewhere, has fenced the sink; this driver does not know yet.
-            sink.places["0"] = SinkPosition(position=sink.places["0"].position, epoch=99)
+            sink.positions["0"] = SinkPosition(position=sink.positions["0"].position, epoch=99)
         if isinstance(event, BatchRefused):
             refused.append(event)
-            sink.places["0"] = SinkPosition(position=0, epoch=1)
+            sink.positions["0"] = SinkPosition(position=0, epoch=1)
 
     pipeline(spark, url, sink, take_it_away).run(until_caught_up=True)
     assert refused[0].by_sink

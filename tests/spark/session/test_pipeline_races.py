@@ -17,7 +17,7 @@ from tests.spark.session.test_pipeline import (
     pipeline,
     when,
 )
-from tests.spark.session.test_pipeline_trouble import AT_ONCE, fails_at_42, resets
+from tests.spark.session.test_pipeline_failures import AT_ONCE, fails_at_42, resets
 from tests.support.memory_sink import MemorySink
 from tests.support.spark_logs import made, sent
 
@@ -60,9 +60,9 @@ def test_the_rest_of_a_batch_that_was_cut_does_not_outlive_the_loss_of_its_parti
         if calls[-1] == 50 and calls.count(50) == 1:
             _break(url)
             assert closed.wait(60)
-            shares = lines[0]._shares
+            shares = lines[0]._owned
             assert shares is not None
-            while not shares._fresh:  # this driver has it back before the staging returns
+            while not shares._new:  # this driver has it back before the staging returns
                 threading.Event().wait(0.02)
             raise ValueError("bad, and lost")
         return events
@@ -146,10 +146,10 @@ def test_a_sink_that_is_away_after_a_refusal_is_waited_for(
 
     def disturb(event: HookEvent) -> None:
         if isinstance(event, BatchStaged) and not refused:
-            sink.places["0"] = SinkPosition(position=0, epoch=99)
+            sink.positions["0"] = SinkPosition(position=0, epoch=99)
         if isinstance(event, BatchRefused):
             refused.append(event)
-            sink.places["0"] = SinkPosition(position=0, epoch=1)
+            sink.positions["0"] = SinkPosition(position=0, epoch=1)
 
     def fences(group: str, epochs: Mapping[str, int]) -> Mapping[str, SinkPosition]:
         if refused and away:
@@ -261,7 +261,7 @@ def test_a_driver_that_waits_for_another_ones_checkpoint_gets_it_later(
 ) -> None:
     """The mark of the last batch failed once; the idle driver writes it again."""
     url, sink = made(tmp_path, events=100, partitions=2), MemorySink()
-    mark, failed = OwnedPartitions.mark, list[int]()
+    mark, failed = OwnedPartitions.write_checkpoints, list[int]()
 
     def fails_once(self: OwnedPartitions, positions: dict[str, object]) -> object:
         if sink.rows and not failed:
@@ -269,7 +269,7 @@ def test_a_driver_that_waits_for_another_ones_checkpoint_gets_it_later(
             raise StoreUnavailable("the store is busy")
         return mark(self, positions)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(OwnedPartitions, "mark", fails_once)
+    monkeypatch.setattr(OwnedPartitions, "write_checkpoints", fails_once)
     committed = threading.Event()
     with in_background(pipeline(spark, url, sink, when(BatchCommitted, committed))):
         assert committed.wait(60)

@@ -211,7 +211,7 @@ def test_an_empty_stream_has_no_rows(spark: SparkSession, stream: Stream) -> Non
 
 
 @pytest.mark.parametrize(
-    ("options", "schema", "words"),
+    ("options", "schema", "message"),
     [
         ({"partition": "0"}, None, "no option 'partition': did you mean partitions"),
         ({}, "keys string", "no column 'keys': did you mean key"),
@@ -219,13 +219,13 @@ def test_an_empty_stream_has_no_rows(spark: SparkSession, stream: Stream) -> Non
     ],
 )
 def test_what_can_not_be_read_is_refused_in_words(
-    spark: SparkSession, stream: Stream, options: dict[str, str], schema: str | None, words: str
+    spark: SparkSession, stream: Stream, options: dict[str, str], schema: str | None, message: str
 ) -> None:
     asked = reader(spark, stream, **options)
     if schema is not None:
         asked = asked.schema(schema)
 
-    with pytest.raises(PySparkException, match=words):
+    with pytest.raises(PySparkException, match=message):
         asked.load(STREAM).collect()
 
 

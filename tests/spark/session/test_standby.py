@@ -32,13 +32,13 @@ Function = Callable[[DataFrame, int, Fence], None]
 class Scene:
     """Files as a stream, a checkpoint, and a store."""
 
-    def __init__(self, spark: SparkSession, place: Path) -> None:
+    def __init__(self, spark: SparkSession, location: Path) -> None:
         self.spark = spark
-        self.files = place / "files"
+        self.files = location / "files"
         self.files.mkdir()
         (self.files / "one.txt").write_text("1\n2\n3\n", encoding="utf-8")
-        self.checkpoint = str(place / "checkpoint")
-        self.url = f"sqlite:///{place}/leases.db"
+        self.checkpoint = str(location / "checkpoint")
+        self.url = f"sqlite:///{location}/leases.db"
         self.events: list[StandbyChanged] = []
         self.change = threading.Condition()
 
@@ -49,10 +49,10 @@ class Scene:
 
     def until(self, what: StandbyState) -> StandbyChanged:
         with self.change:
-            assert self.change.wait_for(lambda: what in self.told(), timeout=100), self.events
+            assert self.change.wait_for(lambda: what in self.changes(), timeout=100), self.events
             return next(each for each in self.events if each.what is what)
 
-    def told(self) -> list[StandbyState]:
+    def changes(self) -> list[StandbyState]:
         return [each.what for each in self.events]
 
     def query(self, function: Function, *, once: bool = True) -> Callable[..., StreamingQuery]:
@@ -124,12 +124,12 @@ def test_a_query_that_ends_is_released_and_its_batch_is_there_for_operators(scen
 
     scene.standby(scene.query(collect)).run()
     assert sorted(rows) == ["1", "2", "3"]
-    assert scene.told() == [StandbyState.ACTIVE, StandbyState.BATCH, StandbyState.ENDED]
+    assert scene.changes() == [StandbyState.ACTIVE, StandbyState.BATCH, StandbyState.ENDED]
     assert scene.events[-1].batch == 0
     stored = scene.ask(lambda store: store.checkpoints("job"))[job_key("rows")]
     assert (stored.epoch, stored.position.sequence_number) == (1, 0)
-    place = job_key(job_name(canonical(scene.checkpoint)))
-    for key in (job_key("rows"), place):
+    location = job_key(job_name(canonical(scene.checkpoint)))
+    for key in (job_key("rows"), location):
         (term,) = scene.ask(partial(read_history, key=key))
         assert term.reason.value == "released"
 
@@ -146,7 +146,7 @@ def test_a_query_that_fails_is_started_again_and_its_error_is_raised_in_the_end(
     with pytest.raises(Exception, match="these rows are bad"):
         scene.standby(scene.query(fail), restarts=1).run()
     assert epochs == [1, 2]
-    assert scene.told() == [StandbyState.ACTIVE, StandbyState.FAILED] * 2
+    assert scene.changes() == [StandbyState.ACTIVE, StandbyState.FAILED] * 2
     assert not scene.spark.streams.active
 
 
@@ -159,13 +159,13 @@ def test_what_is_no_query_or_has_another_checkpoint_is_refused_and_stopped(scene
     with pytest.raises(UsageError, match=r"keeps its progress at file:.*checkpoint, and file:"):
         wrong.run()
     assert not scene.spark.streams.active
-    assert scene.told() == [StandbyState.ACTIVE, StandbyState.ACTIVE]
+    assert scene.changes() == [StandbyState.ACTIVE, StandbyState.ACTIVE]
 
 
 @pytest.mark.spec("S5")
 def test_two_names_on_one_location_exclude_each_other(scene: Scene) -> None:
-    place = job_name(canonical(scene.checkpoint))
-    other = try_reserve("other", also=[place], store=scene.url)
+    location = job_name(canonical(scene.checkpoint))
+    other = try_reserve("other", also=[location], store=scene.url)
     assert isinstance(other, Reservation)
     with running(scene.standby(scene.query(lambda *_: None))) as thread:
         text = scene.until(StandbyState.WAITING).text
@@ -184,7 +184,7 @@ def test_an_operator_can_send_a_driver_home(scene: Scene) -> None:
         (holder,) = scene.ask(lambda store: store.members("job"))
         assert scene.ask(lambda store: store.request_leave(holder))
         scene.until(StandbyState.STOPPED)
-    assert scene.told()[-2:] == [StandbyState.ASKED, StandbyState.STOPPED]
+    assert scene.changes()[-2:] == [StandbyState.ASKED, StandbyState.STOPPED]
     assert not scene.spark.streams.active
 
 
@@ -203,7 +203,7 @@ def test_a_stop_waits_for_the_batch_under_way(scene: Scene) -> None:
         driver.stop()
         go_on.set()
     assert done == [0]
-    assert scene.told()[-1] is StandbyState.STOPPED
+    assert scene.changes()[-1] is StandbyState.STOPPED
     stored = scene.ask(lambda store: store.checkpoints("job"))[job_key("rows")]
     assert stored.position.sequence_number == 0
 
@@ -223,7 +223,7 @@ def test_a_stop_does_not_wait_for_a_sink_that_is_away(scene: Scene) -> None:
         assert asked.wait(60)
         driver.stop()
         thread.join(60)
-        assert scene.told() == [
+        assert scene.changes() == [
             StandbyState.ACTIVE,
             StandbyState.STOPPED,
         ]  # long before the lease was over
@@ -263,7 +263,7 @@ def test_a_stop_does_not_wait_for_a_function_that_hangs(scene: Scene, by_an_oper
                 driver.stop()
             thread.join(60)
             assert not thread.is_alive()
-            assert scene.told()[-1] is StandbyState.STUCK
+            assert scene.changes()[-1] is StandbyState.STUCK
             # Others can have it, and this one did not let go before it had said so.
             with reserve("rows", store=scene.url, wait=timedelta(seconds=60)) as job:
                 assert job.epoch == epochs[0] + 1

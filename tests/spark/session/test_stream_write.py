@@ -12,7 +12,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.streaming.query import StreamingQuery
-from tests.support.publishing import STREAM, counted, left_over, make_log
+from tests.support.log_publisher import STREAM, counted, left_over, make_log
 
 from leasehold.clock import new_token
 from leasehold.model import KeyClaim, MemberInfo
@@ -38,7 +38,7 @@ def put(directory: Path, name: str, count: int = 20) -> None:
 
 def start(spark: SparkSession, directory: Path, url: str, **options: str) -> StreamingQuery:
     """A query that takes one file at a time and ends with the last."""
-    told = {"checkpointLocation": str(directory / "checkpoint")} | options
+    result = {"checkpointLocation": str(directory / "checkpoint")} | options
     read = spark.readStream.schema("k int, n int, name string").option("maxFilesPerTrigger", "1")
     return (
         read.json(str(directory / "in"))
@@ -48,7 +48,7 @@ def start(spark: SparkSession, directory: Path, url: str, **options: str) -> Str
         )
         .writeStream.format("leasehold")
         .option("store", url)
-        .options(**{name: value for name, value in told.items() if value})
+        .options(**{name: value for name, value in result.items() if value})
         .trigger(availableNow=True)
         .start(STREAM)
     )

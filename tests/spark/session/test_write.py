@@ -9,7 +9,7 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
-from tests.support.publishing import STREAM, bodies, counted, left_over, make_log
+from tests.support.log_publisher import STREAM, bodies, counted, left_over, make_log
 
 from leasehold.log import Log
 from leasehold.spark import register
@@ -81,7 +81,7 @@ def test_a_failed_job_leaves_nothing(spark: SparkSession, url: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
         (lambda frame: frame.withColumn("price", f.lit(1)), "columns price can not be sent"),
         (
@@ -92,9 +92,9 @@ def test_a_failed_job_leaves_nothing(spark: SparkSession, url: str, tmp_path: Pa
     ids=["strange column", "map of numbers"],
 )
 def test_columns_that_are_not_those_of_events_are_refused_before_any_task(
-    spark: SparkSession, url: str, change: Any, words: str, tmp_path: Path
+    spark: SparkSession, url: str, change: Any, message: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(PySparkException, match=words):
+    with pytest.raises(PySparkException, match=message):
         save(change(rows(spark, 10)), url)
     assert bodies(url) == []
     assert not (tmp_path / "volume.staging").exists()  # no task was even planned

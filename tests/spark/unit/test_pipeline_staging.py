@@ -25,7 +25,7 @@ from leasehold.errors import (
 )
 from leasehold.processor import HookEvent
 from leasehold.spark import Batch, BatchPart, PipelineOptions, PoisonPolicy, Staged, Written
-from leasehold.spark.pipeline.batch_errors import trouble_of
+from leasehold.spark.pipeline.batch_errors import storage_error_in
 from leasehold.spark.pipeline.committing import Committing
 from leasehold.spark.pipeline.engine import RunContext
 from leasehold.spark.pipeline.events import (
@@ -36,7 +36,7 @@ from leasehold.spark.pipeline.events import (
     pace,
 )
 from leasehold.spark.pipeline.staging import Staging, Work
-from leasehold.spark.ranges import Range
+from leasehold.spark.reading import Range
 from leasehold.testing.clock import ManualClock
 
 AT_ONCE = Backoff(base_s=0.0, max_s=0.0)
@@ -44,7 +44,7 @@ FRAME = object.__new__(DataFrame)
 EMPTY = object.__new__(DataFrame)
 
 
-def of_a_task(kind: str, words: str) -> PySparkException:
+def of_a_task(kind: str, message: str) -> PySparkException:
     """An error of a task as Spark tells it."""
     return PySparkException(
         "Job aborted due to stage failure: Task 0 in stage 3.0 failed 1 times\n"
@@ -54,7 +54,7 @@ def of_a_task(kind: str, words: str) -> PySparkException:
         "\nThe above exception was the direct cause of the following exception:\n\n"
         "Traceback (most recent call last):\n"
         '  File "reading.py", line 158, in _pieces\n'
-        f"{kind}: {words}\n\n"
+        f"{kind}: {message}\n\n"
         "\tat org.apache.spark.api.python.BasePythonRunner$ReaderIterator.handle(Runner.scala)\n"
     )
 
@@ -64,7 +64,7 @@ class Scene:
 
     def __init__(self, policy: PoisonPolicy, *plays: Exception, rows: int = 4) -> None:
         self.plays: Iterator[Exception] = iter(plays)
-        self.told: list[HookEvent] = []
+        self.events: list[HookEvent] = []
         self.cuts: list[tuple[Range, ...]] = []
         self.atomic = True
         self.probes: Iterator[Exception] = iter(())
@@ -84,7 +84,7 @@ class Scene:
 
     def staged(self, *, is_part: bool = False) -> Staged | None:
         staging = Staging(
-            self._around(), split=lambda *parts: self.cuts.extend(parts), last=lambda: self.last
+            self._context(), split=lambda *parts: self.cuts.extend(parts), last=lambda: self.last
         )
         try:
             return staging.staged(self._work(is_part=is_part))
@@ -93,18 +93,18 @@ class Scene:
 
     def committing(self) -> Callable[[], bool]:
         """Each call commits the batch; the sink's ``commit`` raises what ``plays`` says."""
-        committing = Committing(self._around())
+        committing = Committing(self._context())
         return lambda: committing.commit(self._work(), Staged("rows"))
 
     def kinds(self) -> list[str]:
-        return [type(each).__name__ for each in self.told]
+        return [type(each).__name__ for each in self.events]
 
     def _work(self, *, is_part: bool = False) -> Work:
         key = SimpleNamespace(key="7")
-        tenure = SimpleNamespace(valid=self.is_held, ownership=key, check=lambda: None)
+        handle = SimpleNamespace(valid=self.is_held, ownership=key, check=lambda: None)
         return Work(
             batch=self.batch,
-            tenures={"7": cast("Any", tenure)},
+            handles={"7": cast("Any", handle)},
             began_s=0.0,
             since_s=0.0,
             planned_s=0.0,
@@ -127,10 +127,10 @@ class Scene:
             raise error
         return Staged("nothing" if frame is EMPTY else "rows")
 
-    def _around(self) -> RunContext:
+    def _context(self) -> RunContext:
         nothing: Callable[..., None] = lambda *_, **__: None  # noqa: E731
         context = SimpleNamespace(
-            setJobGroup=lambda _, words, **__: self.jobs.append(words),
+            setJobGroup=lambda _, text, **__: self.jobs.append(text),
             setLocalProperty=nothing,
             _jsc=object(),
             _gateway=None,
@@ -138,15 +138,15 @@ class Scene:
         ends = {"7": SimpleNamespace(first=0)}
         parts: dict[str, Any] = {
             "spark": SimpleNamespace(sparkContext=context),
-            "frames": SimpleNamespace(of=lambda _: FRAME, none=lambda: EMPTY),
+            "frames": SimpleNamespace(of=lambda _: FRAME, empty=lambda: EMPTY),
             "function": lambda frame: frame,
             "sink": SimpleNamespace(
                 atomic=self.atomic, stage=self._stage, commit=self._commit, discard=nothing
             ),
-            "shares": SimpleNamespace(holder="driver", pause=nothing, mark=nothing),
+            "owned": SimpleNamespace(holder="driver", pause=nothing, write_checkpoints=nothing),
             "source": SimpleNamespace(name="orders", ends=lambda _: ends),
             "options": PipelineOptions(poison=self._policy),
-            "board": SimpleNamespace(tell=self.told.append),
+            "event_bus": SimpleNamespace(tell=self.events.append),
             "clock": ManualClock(),
             "rng": random.Random(1),
             "is_stopping": lambda: False,
@@ -174,8 +174,8 @@ def test_a_store_that_tasks_do_not_reach_is_waited_for(policy: PoisonPolicy, is_
     assert staged is not None
     assert staged.inside == "rows"
     assert scene.kinds() == ["Waiting"] * 4 + ["BatchStaged"]
-    assert isinstance(scene.told[0], Waiting)
-    assert str(scene.told[0].error) == AWAY
+    assert isinstance(scene.events[0], Waiting)
+    assert str(scene.events[0].error) == AWAY
 
 
 @pytest.mark.spec("B6")
@@ -225,7 +225,7 @@ def test_one_transient_failure_does_not_drop_a_single_event() -> None:
 
     assert staged is not None
     assert staged.inside == "rows"
-    assert not any(isinstance(each, EventDropped) for each in scene.told)
+    assert not any(isinstance(each, EventDropped) for each in scene.events)
 
 
 @pytest.mark.spec("B6")
@@ -266,18 +266,18 @@ def test_a_disk_that_fails_while_no_events_are_tried_stops_the_pipeline() -> Non
 
 
 def test_an_error_of_the_function_that_only_speaks_of_ours_is_its_own() -> None:
-    assert trouble_of(of_a_task("ValueError", "leasehold.errors.DataDamaged: no")) is None
-    assert trouble_of(of_a_task("leasehold.errors.SinkUnfit", "an event is too big")) is None
-    assert trouble_of(of_a_task("leasehold.errors.Nothing", "of this name")) is None
-    assert trouble_of(RuntimeError("leasehold.errors.StoreUnavailable: not of Spark")) is None
-    assert trouble_of(Py4JError("gone")) is None
+    assert storage_error_in(of_a_task("ValueError", "leasehold.errors.DataDamaged: no")) is None
+    assert storage_error_in(of_a_task("leasehold.errors.SinkUnfit", "an event is too big")) is None
+    assert storage_error_in(of_a_task("leasehold.errors.Nothing", "of this name")) is None
+    assert storage_error_in(RuntimeError("leasehold.errors.StoreUnavailable: not of Spark")) is None
+    assert storage_error_in(Py4JError("gone")) is None
     unusable = StoreUnusable("too new")
-    assert trouble_of(unusable) is unusable
+    assert storage_error_in(unusable) is unusable
 
 
 def test_trouble_without_words_is_trouble() -> None:
     text = "Traceback (most recent call last):\nleasehold.errors.StoreUnavailable\n\n\tat java"
-    found = trouble_of(PySparkException(text))
+    found = storage_error_in(PySparkException(text))
     assert isinstance(found, StoreUnavailable)
     assert str(found) == "StoreUnavailable"
 
@@ -287,7 +287,7 @@ def test_a_failure_is_told_in_the_words_of_the_task() -> None:
     scene = Scene(STOP, error)
     with pytest.raises(BatchFailed):
         scene.staged()
-    (tried,) = scene.told
+    (tried,) = scene.events
     assert isinstance(tried, BatchAttemptFailed)
     assert str(tried.error) == "events 7[10, 14) can not be read"
 
@@ -336,7 +336,7 @@ def test_partition_and_range_are_named_once() -> None:
 def test_a_job_is_described_by_its_batch_and_by_how_the_one_before_went() -> None:
     scene = Scene(STOP)
     assert scene.committing()() is True
-    (committed,) = scene.told
+    (committed,) = scene.events
     scene.staged()
     assert isinstance(committed, BatchCommitted)
     scene.last = committed

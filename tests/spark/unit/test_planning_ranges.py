@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from leasehold.errors import UsageError
 from leasehold.spark.pipeline.planning import halves, next_ranges
-from leasehold.spark.ranges import Range, read, tasks, written
+from leasehold.spark.reading import Range, ranges_from_json, ranges_to_json, split_into_tasks
 
 RANGES = st.lists(
     st.tuples(st.integers(0, 1000), st.integers(0, 300)), min_size=0, max_size=12
@@ -26,7 +26,7 @@ def events(ranges: list[Range] | tuple[Range, ...]) -> list[tuple[str, int]]:
 
 @given(RANGES, st.integers(1, 9))
 def test_tasks_hold_each_event_once_and_are_about_even(ranges: list[Range], count: int) -> None:
-    found = tasks(ranges, count)
+    found = split_into_tasks(ranges, count)
     assert [event for task in found for event in events(task)] == events(ranges)
     sizes = [sum(map(len, task)) for task in found]
     assert len(found) <= count
@@ -73,10 +73,10 @@ def test_a_partition_that_has_gone_back_is_left_alone() -> None:
 
 @given(RANGES)
 def test_ranges_are_read_as_they_were_written(ranges: list[Range]) -> None:
-    assert list(read(written(ranges))) == ranges
+    assert list(ranges_from_json(ranges_to_json(ranges))) == ranges
 
 
 @pytest.mark.parametrize("text", ["", "{}x", '[["0", 1]]', '[["0", 5, 3]]', "[1]"])
 def test_what_is_no_range_is_refused(text: str) -> None:
     with pytest.raises(UsageError):
-        read(text)
+        ranges_from_json(text)

@@ -35,7 +35,7 @@ class ListSink:
 
     def __init__(self) -> None:
         self.rows: list[int] = []
-        self.places: dict[tuple[str, str], SinkPosition] = {}
+        self.positions: dict[tuple[str, str], SinkPosition] = {}
         self.discarded: list[object] = []
         self.trouble: list[Exception] = []
         self.does_it_anyway = False
@@ -47,9 +47,9 @@ class ListSink:
     def fence(self, group: str, epochs: Mapping[str, int]) -> Mapping[str, SinkPosition]:
         known = {}
         for partition, epoch in epochs.items():
-            sunk = self.places.get((group, partition), SinkPosition())
+            sunk = self.positions.get((group, partition), SinkPosition())
             known[partition] = sunk
-            self.places[group, partition] = SinkPosition(
+            self.positions[group, partition] = SinkPosition(
                 position=sunk.position, epoch=max(epoch, sunk.epoch)
             )
         return known
@@ -69,17 +69,17 @@ class ListSink:
         return Written(rows=len(staged.inside))
 
     def _commit(self, staged: Staged, batch: Batch) -> None:
-        (share,) = batch.shares
-        place = (batch.group, share.range.partition)
-        known = self.places.get(place, SinkPosition())
-        if known.epoch > share.epoch:
-            raise FencedWrite("an older epoch", key=share.range.partition, epoch=share.epoch)
-        if known.position == share.range.end and known.epoch == share.epoch:
+        (part,) = batch.shares
+        path = (batch.group, part.range.partition)
+        known = self.positions.get(path, SinkPosition())
+        if known.epoch > part.epoch:
+            raise FencedWrite("an older epoch", key=part.range.partition, epoch=part.epoch)
+        if known.position == part.range.end and known.epoch == part.epoch:
             return
-        if known.position not in (None, share.range.start):
+        if known.position not in (None, part.range.start):
             raise SinkChanged(f"at {known.position}")
         self.rows += staged.inside
-        self.places[place] = SinkPosition(position=share.range.end, epoch=share.epoch)
+        self.positions[path] = SinkPosition(position=part.range.end, epoch=part.epoch)
 
     def discard(self, staged: Staged) -> None:
         self.discarded.append(staged.inside)
@@ -127,7 +127,7 @@ def test_each_batch_is_written_once_however_often_spark_repeats_it(store: Memory
         for number in (2, 3):  # Spark begins with the batch it has not noted as done
             write(second, number)
     assert sink.rows == [0, 1, 2, 3]
-    assert sink.places["query/rows", "q1"] == SinkPosition(position=4, epoch=2)
+    assert sink.positions["query/rows", "q1"] == SinkPosition(position=4, epoch=2)
 
 
 @pytest.mark.spec("B5")

@@ -29,9 +29,9 @@ def test_a_file_that_cannot_be_used_is_refused_in_one_line(
     assert refusal(monkeypatch, "mine.txt").startswith("usage: ")
     for file in (tmp_path / "mine.parquet", tmp_path / "mine.jsonl"):
         file.write_text("{this is neither\n" * 3, encoding="utf-8")
-        said = refusal(monkeypatch, file.name)
-        assert said.startswith(f"error: {file.name} can not be read: ")
-        assert len(said.splitlines()) == 1
+        output = refusal(monkeypatch, file.name)
+        assert output.startswith(f"error: {file.name} can not be read: ")
+        assert len(output.splitlines()) == 1
 
 
 @pytest.mark.parametrize("name", ["spark_pipeline", "standby_query", "service", "process_events"])

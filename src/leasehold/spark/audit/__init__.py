@@ -1,4 +1,4 @@
-"""The audit: whether a group did what it promises, proved or refuted from what was written down.
+"""The audit: whether a group kept its guarantees, proved or refuted from what was recorded.
 
 It reads and never changes anything: the terms and checkpoints of the store, the commits and rows of
 the sink, and the log. Times of different clocks are shown, and never used in a proof.

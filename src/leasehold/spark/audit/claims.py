@@ -1,8 +1,7 @@
-"""The claims, in the order in which people read them.
+"""The claims of an audit, in reading order, and their findings as DataFrames.
 
-Findings as a DataFrame: made by each check, joined, and fetched together in one job.
-
-Of many findings of one check and level the first ones are fetched, and all are counted.
+Each check makes a DataFrame of findings; all of them are fetched in one job. Of many findings of
+one check and level only the first are fetched, and all are counted.
 """
 
 from __future__ import annotations
@@ -22,43 +21,43 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 TERMS_APART = Claim(
-    name="terms-apart", words="No two terms of a partition overlap in time.", noun="term"
+    name="terms-apart", text="No two terms of a partition overlap in time.", noun="term"
 )
 EPOCHS_RISE = Claim(
-    name="epochs-rise", words="Epochs rise by one, and none was given twice.", noun="term"
+    name="epochs-rise", text="Epochs rise by one, and none was given twice.", noun="term"
 )
-ENDS_TOLD = Claim(name="ends-told", words="Every term that ended says why.", noun="term")
+ENDS_TOLD = Claim(name="ends-told", text="Every term that ended says why.", noun="term")
 CHECKPOINTS_OWNED = Claim(
     name="checkpoints-owned",
-    words="Every checkpoint was written by an owner, within its term.",
+    text="Every checkpoint was written by an owner, within its term.",
     noun="checkpoint",
 )
 CHECKPOINTS_FOLLOW = Claim(
-    name="checkpoints-follow", words="No checkpoint is ahead of the sink.", noun="checkpoint"
+    name="checkpoints-follow", text="No checkpoint is ahead of the sink.", noun="checkpoint"
 )
 COMMITS_OWNED = Claim(
     name="commits-owned",
-    words="Every commit was made by the owner of its epoch.",
+    text="Every commit was made by the owner of its epoch.",
     noun="commit",
 )
 COMMITS_FENCED = Claim(
     name="commits-fenced",
-    words="No commit of an older epoch came after one of a newer epoch.",
+    text="No commit of an older epoch came after one of a newer epoch.",
     noun="commit",
 )
 COMMITS_TILE = Claim(
     name="commits-tile",
-    words="The commits hold every event once: no gap, no overlap.",
+    text="The commits hold every event once: no gap, no overlap.",
     noun="commit",
 )
 ROWS_COUNTED = Claim(
-    name="rows-counted", words="The sink has as many rows as its commits wrote.", noun="row"
+    name="rows-counted", text="The sink has as many rows as its commits wrote.", noun="row"
 )
 ROWS_ONCE = Claim(
-    name="rows-once", words="The rows of the sink hold every event once.", noun="event"
+    name="rows-once", text="The rows of the sink hold every event once.", noun="event"
 )
 LOG_WHOLE = Claim(
-    name="log-whole", words="The log has every event once, numbered without a gap.", noun="event"
+    name="log-whole", text="The log has every event once, numbered without a gap.", noun="event"
 )
 
 ALL = (
@@ -76,7 +75,7 @@ ALL = (
 )
 
 
-MAX_KEPT = 20
+MAX_SHOWN_FINDINGS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,10 +86,10 @@ class ClaimFindings:
     first: tuple[Finding, ...]
 
 
-def found(
+def findings_frame(
     frame: DataFrame, claim: Claim, what: Column, evidence: Column, *, level: Level = Level.FAULT
 ) -> DataFrame:
-    """Each row of ``frame``, which has a ``partition``, becomes a finding."""
+    """Return each row of ``frame``, which has a ``partition``, becomes a finding."""
     return frame.select(
         F.lit(claim.name).alias("check"),
         F.lit(level.value).alias("level"),
@@ -100,13 +99,13 @@ def found(
     )
 
 
-def words(form: str, *columns: Column | str) -> Column:
-    """Text with values in it, as ``printf`` writes them."""
+def formatted(form: str, *columns: Column | str) -> Column:
+    """Return text with values in it, as ``printf`` formats them."""
     return F.format_string(form, *columns)
 
 
-def fetched(frames: Sequence[DataFrame]) -> Mapping[tuple[str, Level], ClaimFindings]:
-    """Run them all, in one job."""
+def fetch_findings(frames: Sequence[DataFrame]) -> Mapping[tuple[str, Level], ClaimFindings]:
+    """Fetch all findings, in one job."""
     if not frames:
         return {}
     # In one task: what is found is little, and each exchange would cost more than it.
@@ -118,7 +117,7 @@ def fetched(frames: Sequence[DataFrame]) -> Mapping[tuple[str, Level], ClaimFind
     )
     seen: dict[tuple[str, Level], list[Finding]] = {}
     totals: dict[tuple[str, Level], int] = {}
-    rows = ranked.where(F.col("rank") <= MAX_KEPT).collect()
+    rows = ranked.where(F.col("rank") <= MAX_SHOWN_FINDINGS).collect()
     for row in sorted(rows, key=lambda each: (each["check"], each["level"], each["rank"])):
         key = (row["check"], Level(row["level"]))
         totals[key] = row["total"]
@@ -140,10 +139,10 @@ def check_of(
     seen: Mapping[tuple[str, Level], ClaimFindings],
     unseen: Sequence[str] = (),
 ) -> Check:
-    """The check of a claim. ``unseen``: what could not be looked at, besides findings."""
-    none = ClaimFindings(count=0, first=())
-    faults = seen.get((claim.name, Level.FAULT), none)
-    unknown = seen.get((claim.name, Level.UNKNOWN), none)
+    """Return the check of a claim. ``unseen``: what could not be checked, besides findings."""
+    empty = ClaimFindings(count=0, first=())
+    faults = seen.get((claim.name, Level.FAULT), empty)
+    unknown = seen.get((claim.name, Level.UNKNOWN), empty)
     more = tuple(
         Finding(check=claim.name, partition="", what=each, evidence="", level=Level.UNKNOWN)
         for each in unseen

@@ -1,8 +1,8 @@
-"""Gather the material and judge it: the only part of an audit that asks anybody; it only reads.
+"""Gather the material of an audit and judge it: the only part that reads store, sink and log.
 
-The order in which things are read matters in a group that works meanwhile: checkpoints before
-commits, commits before terms, and the ends of the log last. So whatever is read later includes all
-that was needed for what was read before.
+The order of reads matters while a group is running: checkpoints before commits, commits before
+terms, and the ends of the log last. Whatever is read later then includes all that was needed for
+what was read before.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from leasehold.events.source_urls import open_ranges
 from leasehold.names import last_part, partition_group, partition_key
 from leasehold.spark.audit.judge import judge
 from leasehold.spark.audit.report import AuditMaterial
-from leasehold.spark.audit.rows import missing, open_to_read, rows_of
+from leasehold.spark.audit.rows import missing_sink, open_to_read, rows_of
 from leasehold.spark.pipeline.planning import BatchFrames
-from leasehold.spark.ranges import Range
+from leasehold.spark.reading import Range
 from leasehold.stores import open_store
 
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
     _Known: TypeAlias = tuple[str, dict[str, int], tuple[Checkpoint, ...]]
 
-_EVERY_TERM = 1_000_000
-_LOOKS = 3
+_MAX_TERMS = 1_000_000
+_MAX_READS = 3
 _COLUMNS = ("partition", "sequence_number", "enqueued_at")
 
 
@@ -63,31 +63,31 @@ def audit(
     clock: Clock | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Audit:
-    """Look at all that was written down of a group, and judge it. This blocks.
+    """Read all that was recorded of a group, and judge it. Blocks.
 
-    ``store`` is a URL. ``sink`` is opened and closed here: give one that nobody uses. ``say`` is
-    told what is being done.
+    ``store`` is a URL. ``sink`` is opened and closed here: pass one that nothing else uses. ``say``
+    is called with each step.
 
     Raises:
         UnknownResource: there is no such group, no such stream, or no such sink.
-        InvalidUrl, StoreUnavailable, StoreUnusable: the store can not be read.
-        SinkUnfit, SinkChanged: the sink can not be opened.
+        InvalidUrl, StoreUnavailable, StoreUnusable: the store cannot be read.
+        SinkUnfit, SinkChanged: the sink cannot be opened.
     """
     name = partition_group(stream, group)
     say("reading the store")
-    shown, epochs, checkpoints = _looked_up(store, stream, group, sink)
+    shown, epochs, checkpoints = _read_store(store, stream, group, sink)
     with ExitStack() as held:
         found = _SinkContents()
         if sink is not None:
             say(f"reading the commits of {sink.name}")
             open_to_read(sink, spark)
             held.callback(sink.close)
-            found = _sunk(spark, sink, name, store, until=held.enter_context(ExitStack()))
-        named = {each.range.partition for each in found.commits or ()}
-        keys = {partition_key(stream, group, each) for each in {*epochs, *named}}
+            found = _read_sink(spark, sink, name, store, until=held.enter_context(ExitStack()))
+        committed_partitions = {each.range.partition for each in found.commits or ()}
+        keys = {partition_key(stream, group, each) for each in {*epochs, *committed_partitions}}
         terms = anyio.run(_terms, store, sorted({*keys, *(each.key for each in checkpoints)}))
         if not (epochs or terms or found.commits):
-            raise _unknown(store, stream, group)
+            raise _unknown_group(store, stream, group)
         ends, log_trouble = _ends(store, stream)
         material = AuditMaterial(
             stream=stream,
@@ -107,34 +107,29 @@ def audit(
         )
         say("judging, on Spark")
         rows = found.rows.frame if found.rows is not None else None
-        log = _log(spark, store, stream, ends) if ends is not None else None
+        log = _log_frame(spark, store, stream, ends) if ends is not None else None
         return judge(spark, material, rows=rows, log=log)
 
 
 def refuse_unknown(*, store: str, stream: str, group: str, sink: Sink | None = None) -> None:
-    """Return if there is something to audit, as far as can be told without Spark. This blocks.
-
-    Raises:
-        UnknownResource: there is no such group, no such stream, or no such sink.
-        InvalidUrl, StoreUnavailable, StoreUnusable: the store can not be read.
-    """
-    _looked_up(store, stream, group, sink)
+    """Return if there is something to audit, as far as is known without Spark. Blocks."""
+    _read_store(store, stream, group, sink)
 
 
-def _looked_up(url: str, stream: str, group: str, sink: Sink | None) -> _Known:
-    """What the store knows. Of a group that it has forgotten the sink may still know something."""
+def _read_store(url: str, stream: str, group: str, sink: Sink | None) -> _Known:
+    """Return what the store knows. The sink may still know a group that the store has forgotten."""
     known = anyio.run(_checkpoints, url, partition_group(stream, group))
     _, epochs, checkpoints = known
-    no_sink = missing(sink) if sink is not None else None
+    no_sink = missing_sink(sink) if sink is not None else None
     if not (epochs or checkpoints) and (sink is None or no_sink is not None):
-        raise _unknown(url, stream, group)
+        raise _unknown_group(url, stream, group)
     if no_sink is not None:
         raise no_sink
     return known
 
 
-def _unknown(url: str, stream: str, group: str) -> UnknownResource:
-    """The error for a group of which nobody knows anything: it may be the stream that is wrong."""
+def _unknown_group(url: str, stream: str, group: str) -> UnknownResource:
+    """Return the error for an unknown group, or for its stream if that is unknown."""
     try:
         open_ranges(stream, store_url=url, name="audit").close()
     except UnknownStream as error:
@@ -150,7 +145,7 @@ def _unknown(url: str, stream: str, group: str) -> UnknownResource:
 
 
 async def _checkpoints(url: str, name: str) -> _Known:
-    """The store for people, the epoch of each partition, and the checkpoints."""
+    """Return the store's display URL, the epoch of each partition, and the checkpoints."""
     async with open_store(url) as store:
         known = await store.resources(name)
         checkpoints = await store.checkpoints(name)
@@ -159,20 +154,20 @@ async def _checkpoints(url: str, name: str) -> _Known:
 
 
 async def _terms(url: str, keys: Iterable[str]) -> tuple[Term, ...]:
-    """All terms that are kept, oldest first."""
+    """Return all terms that are kept, oldest first."""
     async with open_store(url) as store:
-        found = [term for key in keys for term in await store.history(key, limit=_EVERY_TERM)]
+        found = [term for key in keys for term in await store.history(key, limit=_MAX_TERMS)]
     return tuple(reversed(found))
 
 
-def _sunk(
+def _read_sink(
     spark: SparkSession, sink: Sink, name: str, store: str, *, until: ExitStack
 ) -> _SinkContents:
-    """Commits and rows of the same moment, if the sink stands still for it."""
+    """Return commits and rows of the same point in time, if the sink does not change meanwhile."""
     commits = tuple(sink.commits(name))
     rows = None
-    for _ in range(_LOOKS):
-        until.close()  # the last look
+    for _ in range(_MAX_READS):
+        until.close()  # releases the previous read
         try:
             rows = rows_of(sink, spark, store=store, until=until)
         except UnknownResource as error:
@@ -188,9 +183,9 @@ def _sunk(
 
 
 def _ends(url: str, stream: str) -> tuple[Mapping[str, PartitionEnds] | None, str]:
-    """Where each partition of the stream ends; None without a log, with the reason if it has one.
+    """Return where each partition of the stream ends, or None and the reason.
 
-    A stream need not be one of the store's log.
+    A stream need not be part of the store's log; then there is no reason.
     """
     try:
         source = open_ranges(stream, store_url=url, name="audit")
@@ -208,13 +203,13 @@ def _ends(url: str, stream: str) -> tuple[Mapping[str, PartitionEnds] | None, st
         source.close()
 
 
-def _log(
+def _log_frame(
     spark: SparkSession, url: str, stream: str, ends: Mapping[str, PartitionEnds]
 ) -> DataFrame:
-    """All events of the log between these ends, by number only."""
+    """Return all events of the log between these ends, by number only."""
     ranges = [
         Range(partition=partition, start=each.first, end=each.next)
         for partition, each in ends.items()
     ]
     frames = BatchFrames(spark, f"log:{stream}", url, columns=_COLUMNS)
-    return frames.of(ranges) if any(map(len, ranges)) else frames.none()
+    return frames.of(ranges) if any(map(len, ranges)) else frames.empty()

@@ -1,20 +1,12 @@
-"""The report: an audit as one page that needs no network, no script and no other file. Pure.
+"""The report of an audit: its records, its charts as SVG, and its HTML page. Pure.
 
-The verdict comes first. Everything that others have named is escaped.
+``AuditMaterial`` is what was gathered, ``Audit`` what was found: a verdict for each claim, the
+findings behind it, and what could not be checked. One finding that contradicts a claim refutes it,
+and the audit. A claim is proved only if everything it covers could be checked.
 
-Pictures of an audit as SVG: lanes of owners, points over time, bars. Pure, and escaped.
-
-Colours of the page come from its style sheet, so a picture fits a light and a dark one; only owners
-have colours of their own. Every mark has a title, for those who point at it and those who listen.
-
-What an audit says: a verdict for each claim, the findings behind it, what was not seen. Pure.
-
-One finding that contradicts a claim refutes it, and the whole. A claim is proved only if all that
-it speaks of could be looked at.
-
-What an audit looks at, as plain records: nothing here asks anybody.
-
-``commits`` is None if no sink was named, ``ends`` if the stream is none of the store's log.
+The page needs no network, no script and no other file. The verdict comes first, and all names are
+escaped. Colours come from its style sheet, so charts fit a light and a dark page; only holders have
+fixed colours. Every mark has a title, for pointers and for screen readers.
 """
 
 from __future__ import annotations
@@ -31,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from leasehold.model import EndReason
 from leasehold.names import in_order, last_part
-from leasehold.spark.audit.tables import told
+from leasehold.spark.audit.tables import time_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -44,16 +36,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditMaterial:
-    """What was written down of a group.
+    """What was recorded of a group.
 
     Attributes:
-        store, sink: for people, without secrets.
-        at: when it was gathered, by the clock of whoever gathered it; to be shown.
-        epochs: the epoch of each partition as the store says it, read before the terms.
-        commits: of the sink, oldest first.
-        settled: whether the sink stood still while it was read.
-        rows_replaced: why rows may rightly be fewer than were written; else empty.
-        rows_trouble, log_trouble: why rows or events could not be looked at; else empty.
+        store, sink: display names, without secrets.
+        at: when it was gathered, by the clock of the process that gathered it; for display.
+        epochs: the epoch of each partition by the store, read before the terms.
+        commits: those of the sink, oldest first; None if no sink was named.
+        ends: the ends of each partition; None if the stream is not one of the store's log.
+        settled: whether the sink did not change while it was read.
+        rows_replaced: why there may be fewer rows than were written; else empty.
+        rows_trouble, log_trouble: why rows or events could not be read; else empty.
     """
 
     stream: str
@@ -73,7 +66,7 @@ class AuditMaterial:
 
     @property
     def partitions(self) -> tuple[str, ...]:
-        """All that anything speaks of, in order."""
+        """All partitions that any record names, in order."""
         named = {last_part(each.key) for each in self.terms}
         named |= {last_part(each.key) for each in self.checkpoints}
         named |= {each.range.partition for each in self.commits or ()}
@@ -86,7 +79,7 @@ class AuditMaterial:
 
 
 class Verdict(StrEnum):
-    """What can be said of a claim."""
+    """The verdict on a claim."""
 
     PROVED = "PROVED"
     REFUTED = "REFUTED"
@@ -102,16 +95,16 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """What is to be proved: its name for programs, its words for people."""
+    """What is to be proved: a name for programs and a text for the report."""
 
     name: str
-    words: str
+    text: str
     noun: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """Something that contradicts a claim, or something that could not be looked at."""
+    """A contradiction of a claim, or something that could not be checked."""
 
     check: str
     partition: str
@@ -122,12 +115,12 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """A claim and what became of it.
+    """A claim and its result.
 
     Attributes:
         looked_at: how many terms, commits or events it was tested on.
         faults: how many findings contradict it; ``findings`` are the first of them.
-        unknown: how many things could not be looked at.
+        unknown: how many things could not be checked.
     """
 
     claim: Claim
@@ -160,7 +153,7 @@ class Lag:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Audit:
-    """All of it. ``notes`` say what was not asked for, and how far the proof reaches."""
+    """All checks of a group. ``notes``: what was not requested, and the extent of the proof."""
 
     material: AuditMaterial
     checks: tuple[Check, ...]
@@ -174,7 +167,7 @@ class Audit:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """Of all checks; those that refute come first."""
+        """The findings of all checks; those that refute a claim are first."""
         found = [each for check in self.checks for each in check.findings]
         return tuple(sorted(found, key=lambda each: each.level is not Level.FAULT))
 
@@ -185,16 +178,17 @@ class Audit:
         faults = sum(each.faults for each in self.checks)
         unseen = sum(each.unknown for each in self.checks)
         if faults:
-            return f"{group}: {counted(faults, 'finding')} against {_claims(self, Verdict.REFUTED)}"
+            refuted = _claims_with(self, Verdict.REFUTED)
+            return f"{group}: {counted(faults, 'finding')} against {refuted}"
         if unseen:
             return (
                 f"{group}: nothing is wrong in what could be looked at, and "
-                f"{_claims(self, Verdict.UNKNOWN)} could not be settled"
+                f"{_claims_with(self, Verdict.UNKNOWN)} could not be settled"
             )
         return f"{group}: {counted(len(self.checks), 'claim')}, none contradicted"
 
     def check(self, name: str) -> Check:
-        """One of its checks, by name.
+        """Return one of its checks, by name.
 
         Raises:
             KeyError: it was not asked for.
@@ -205,13 +199,11 @@ class Audit:
         raise KeyError(name)
 
     def html(self) -> str:
-        """The report: one page that needs nothing else."""
-        from leasehold.spark.audit.report import page  # noqa: PLC0415 - it knows this module
-
+        """Return the report as one self-contained page."""
         return page(self)
 
     def row(self) -> dict[str, object]:
-        """In values that JSON knows."""
+        """Return the audit as values for JSON."""
         known = self.material
         return {
             "verdict": self.verdict.value,
@@ -228,7 +220,7 @@ class Audit:
 
 
 def worst(verdicts: Iterable[Verdict]) -> Verdict:
-    """REFUTED before UNKNOWN before PROVED. Nothing at all is UNKNOWN."""
+    """Return REFUTED before UNKNOWN before PROVED. No verdict at all is UNKNOWN."""
     seen = set(verdicts)
     if Verdict.REFUTED in seen:
         return Verdict.REFUTED
@@ -236,7 +228,7 @@ def worst(verdicts: Iterable[Verdict]) -> Verdict:
 
 
 def finding_row(each: Finding) -> dict[str, object]:
-    """A finding in values that JSON knows."""
+    """Return a finding in values that JSON knows."""
     return {
         "check": each.check,
         "level": each.level.value,
@@ -247,14 +239,14 @@ def finding_row(each: Finding) -> dict[str, object]:
 
 
 def counted(number: int, noun: str) -> str:
-    """``1 term``, ``1,000 terms``."""
+    """Return ``1 term`` or ``1,000 terms``."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _check_row(each: Check) -> dict[str, object]:
     return {
         "name": each.name,
-        "claim": each.claim.words,
+        "claim": each.claim.text,
         "verdict": each.verdict.value,
         "looked_at": each.looked_at,
         "unit": each.claim.noun,
@@ -263,18 +255,18 @@ def _check_row(each: Check) -> dict[str, object]:
     }
 
 
-def _claims(audit: Audit, verdict: Verdict) -> str:
+def _claims_with(audit: Audit, verdict: Verdict) -> str:
     number = sum(each.verdict is verdict for each in audit.checks)
     return f"{number} of {counted(len(audit.checks), 'claim')}"
 
 
 WIDTH, LEFT, RIGHT, TOP, FOOT = 960, 64, 12, 10, 28
-_LANES_HEIGHT, _TALLEST, _LOWEST, _MAX_LABELS = 480.0, 26.0, 3.0, 40
+_OWNERSHIP_HEIGHT, _MAX_ROW_HEIGHT, _MIN_ROW_HEIGHT, _MAX_LABELS = 480.0, 26.0, 3.0, 40
 _PLOT_HEIGHT, _BAR = 180.0, 26.0
 _TICKS = (0.01, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 86400)
 _TICK_GAP = 90
 _MIN_SPAN_S = 0.001
-# Ends that were not in good order. The shape says which, for those who see no colours.
+# Ends that were not graceful. The shape tells them apart without colours.
 _END_MARKS = {
     EndReason.EXPIRED: ("M-4-4L4 4M-4 4L4-4", "the lease ran out: killed, paused or cut off"),
     EndReason.STOLEN: ("M0-5L5 4H-5Z", "stolen"),
@@ -285,7 +277,7 @@ _END_MARKS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeSpan:
-    """The time that a picture shows."""
+    """The time span of a chart."""
 
     since: datetime
     until: datetime
@@ -296,14 +288,14 @@ class TimeSpan:
         return max((self.until - self.since).total_seconds(), _MIN_SPAN_S)
 
     def x(self, at: datetime) -> float:
-        """Where a moment is, from left to right."""
-        share = (at - self.since).total_seconds() / self.length_s
-        return LEFT + min(1.0, max(0.0, share)) * (WIDTH - LEFT - RIGHT)
+        """Return the horizontal position of a time."""
+        fraction = (at - self.since).total_seconds() / self.length_s
+        return LEFT + min(1.0, max(0.0, fraction)) * (WIDTH - LEFT - RIGHT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """A value at a moment."""
+    """A value at a time."""
 
     at: datetime
     value: float
@@ -312,7 +304,7 @@ class Point:
 
 
 def colours(holders: Sequence[str]) -> Mapping[str, str]:
-    """A colour for each holder; neighbours are far apart, however many there are."""
+    """Return a colour for each holder; neighbours are far apart, however many there are."""
     found = {}
     for number, holder in enumerate(holders):
         hue = number * 137.508 % 360 / 360
@@ -321,49 +313,52 @@ def colours(holders: Sequence[str]) -> Mapping[str, str]:
     return found
 
 
-def lanes(
+def ownership_chart(
     terms: Sequence[Term], partitions: Sequence[str], span: TimeSpan, colour: Mapping[str, str]
 ) -> str:
-    """One lane for each partition, coloured by owner; empty where nobody owned it."""
+    """Draw one row for each partition, coloured by owner; empty where it had no owner."""
     count = max(1, len(partitions))
-    lane = min(_TALLEST, max(_LOWEST, _LANES_HEIGHT / count))
+    row_height = min(_MAX_ROW_HEIGHT, max(_MIN_ROW_HEIGHT, _OWNERSHIP_HEIGHT / count))
     row = {partition: number for number, partition in enumerate(partitions)}
-    height = lane * count
+    height = row_height * count
     parts = [
-        f'<rect class="ground" x="{LEFT}" y="{TOP}" width="{_inside()}" height="{height:.1f}"/>'
+        f'<rect class="ground" x="{LEFT}" y="{TOP}" width="{_plot_width()}" height="{height:.1f}"/>'
     ]
     marks = []
     for term in terms:
-        y = TOP + row[last_part(term.key)] * lane
+        y = TOP + row[last_part(term.key)] * row_height
         until = term.ended_at or span.until
         x, right = span.x(term.started_at), span.x(until)
         if term.reason is not EndReason.RESET:
-            parts.append(_bar(x, y, right - x, lane, colour[term.holder], _term_title(term)))
+            parts.append(_bar(x, y, right - x, row_height, colour[term.holder], _term_title(term)))
         if term.reason in _END_MARKS:
             path, what = _END_MARKS[term.reason]
             title = f"<title>{escape(f'{_term_title(term)}: {what}')}</title>"
             marks.append(
-                f'<path class="mark" transform="translate({right:.1f} {y + lane / 2:.1f})" '
+                f'<path class="mark" transform="translate({right:.1f} {y + row_height / 2:.1f})" '
                 f'd="{path}">{title}</path>'
             )
     if count <= _MAX_LABELS:
-        parts += [_label(each, TOP + (at + 0.5) * lane + 4) for each, at in row.items()]
+        parts += [_label(each, TOP + (at + 0.5) * row_height + 4) for each, at in row.items()]
     return _svg(height, [*parts, *marks, *_axis(span, TOP + height)], "Owners over time")
 
 
 def plot(points: Sequence[Point], span: TimeSpan, *, unit: str, title: str) -> str:
-    """Values over time, from 0 up."""
-    most = _round_up(max((each.value for each in points), default=1.0) or 1.0)
+    """Draw values over time, from 0 up."""
+    max_value = _round_up(max((each.value for each in points), default=1.0) or 1.0)
     bottom = TOP + _PLOT_HEIGHT
     parts = [
-        f'<rect class="ground" x="{LEFT}" y="{TOP}" width="{_inside()}" height="{_PLOT_HEIGHT}"/>'
+        (
+            f'<rect class="ground" x="{LEFT}" y="{TOP}" '
+            f'width="{_plot_width()}" height="{_PLOT_HEIGHT}"/>'
+        )
     ]
-    for share in (0.0, 0.5, 1.0):
-        y = bottom - share * _PLOT_HEIGHT
+    for fraction in (0.0, 0.5, 1.0):
+        y = bottom - fraction * _PLOT_HEIGHT
         parts.append(f'<path class="grid" d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}"/>')
-        parts.append(_label(f"{most * share:g} {unit}", y + 4))
+        parts.append(_label(f"{max_value * fraction:g} {unit}", y + 4))
     for each in points:
-        x, y = span.x(each.at), bottom - each.value / most * _PLOT_HEIGHT
+        x, y = span.x(each.at), bottom - each.value / max_value * _PLOT_HEIGHT
         parts.append(
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.2" fill="{each.colour}">'
             f"<title>{escape(each.title)}</title></circle>"
@@ -372,20 +367,22 @@ def plot(points: Sequence[Point], span: TimeSpan, *, unit: str, title: str) -> s
 
 
 def bars(values: Mapping[str, int], colour: Mapping[str, str], *, title: str) -> str:
-    """A bar for each holder, with its number."""
-    most, height = max(values.values(), default=0) or 1, _BAR * max(1, len(values))
-    room = (WIDTH - LEFT - RIGHT) * 0.5
+    """Draw a bar for each holder, with its number."""
+    max_value, height = max(values.values(), default=0) or 1, _BAR * max(1, len(values))
+    max_width = (WIDTH - LEFT - RIGHT) * 0.5
     parts = []
     for number, (name, value) in enumerate(values.items()):
-        y, width = TOP + number * _BAR, value / most * room
+        y, width = TOP + number * _BAR, value / max_value * max_width
         parts.append(_bar(LEFT, y + 4, width, _BAR - 8, colour.get(name, "#888"), name))
-        words = escape(f"{value:,} · {name}")
-        parts.append(f'<text x="{LEFT + width + 8:.1f}" y="{y + _BAR / 2 + 4:.1f}">{words}</text>')
+        caption = escape(f"{value:,} · {name}")
+        parts.append(
+            f'<text x="{LEFT + width + 8:.1f}" y="{y + _BAR / 2 + 4:.1f}">{caption}</text>'
+        )
     return _svg(height, parts, title)
 
 
-def around(moments: Sequence[datetime], *, otherwise: datetime) -> TimeSpan:
-    """The time from the first to the last of them, with a margin."""
+def span_of(moments: Sequence[datetime], *, otherwise: datetime) -> TimeSpan:
+    """Return the time from the first to the last of them, with a margin."""
     since, until = min(moments, default=otherwise), max(moments, default=otherwise)
     margin = max((until - since) * 0.01, timedelta(milliseconds=50))
     return TimeSpan(since=since - margin, until=until + margin)
@@ -393,7 +390,7 @@ def around(moments: Sequence[datetime], *, otherwise: datetime) -> TimeSpan:
 
 def _term_title(term: Term) -> str:
     reason = f", {term.reason.value}" if term.reason else ""
-    times = f"{told(term.started_at)} to {told(term.ended_at)}{reason}"
+    times = f"{time_text(term.started_at)} to {time_text(term.ended_at)}{reason}"
     return f"partition {last_part(term.key)}, epoch {term.epoch}, {term.holder}: {times}"
 
 
@@ -410,17 +407,18 @@ def _svg(height: float, parts: Sequence[str], title: str) -> str:
 
 
 def _axis(span: TimeSpan, bottom: float) -> Iterator[str]:
-    scale = _inside() / span.length_s
+    scale = _plot_width() / span.length_s
     step_s = next((each for each in _TICKS if each * scale >= _TICK_GAP), span.length_s / 8)
     at_s = 0.0
     while at_s <= span.length_s:
         x = LEFT + at_s * scale
         yield f'<path class="tick" d="M{x:.1f} {bottom:.1f}v5"/>'
-        yield f'<text x="{x:.1f}" y="{bottom + 19:.1f}" text-anchor="middle">{_shown(at_s)}</text>'
+        text = _duration_text(at_s)
+        yield f'<text x="{x:.1f}" y="{bottom + 19:.1f}" text-anchor="middle">{text}</text>'
         at_s += step_s
 
 
-def _shown(seconds: float) -> str:
+def _duration_text(seconds: float) -> str:
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * size:
             return f"{seconds / size:g} {unit}"
@@ -430,20 +428,20 @@ def _shown(seconds: float) -> str:
 def _bar(x: float, y: float, width: float, height: float, fill: str, title: str) -> str:
     # A sliver at least: a term that was short is not a term that never was.
     size = f'width="{max(width, 0.6):.1f}" height="{height:.2f}"'
-    place = f'x="{x:.1f}" y="{y:.2f}"'
-    return f'<rect {place} {size} fill="{fill}"><title>{escape(title)}</title></rect>'
+    position = f'x="{x:.1f}" y="{y:.2f}"'
+    return f'<rect {position} {size} fill="{fill}"><title>{escape(title)}</title></rect>'
 
 
-def _label(words: str, y: float) -> str:
-    return f'<text x="{LEFT - 6}" y="{y:.1f}" text-anchor="end">{escape(words)}</text>'
+def _label(caption: str, y: float) -> str:
+    return f'<text x="{LEFT - 6}" y="{y:.1f}" text-anchor="end">{escape(caption)}</text>'
 
 
-def _inside() -> int:
+def _plot_width() -> int:
     return WIDTH - LEFT - RIGHT
 
 
 def _round_up(value: float) -> float:
-    """To 1, 2 or 5 times a power of ten, so that the axis has round numbers."""
+    """Round up to 1, 2 or 5 times a power of ten, so that the axis has round numbers."""
     size = 10.0 ** (len(f"{int(value)}") - 1) if value >= 1 else 0.001
     while True:
         for factor in (1, 2, 5):
@@ -459,10 +457,12 @@ _LEGEND = (
 
 
 def page(audit: Audit) -> str:
-    """The whole page."""
+    """Return the whole page."""
     known = audit.material
     form = Template(files(__package__).joinpath("report.html").read_text(encoding="utf-8"))
-    where = f"Store {known.store}; sink {known.sink or 'not named'}; gathered {told(known.at)}."
+    where = (
+        f"Store {known.store}; sink {known.sink or 'not named'}; gathered {time_text(known.at)}."
+    )
     return form.substitute(
         title=escape(f"Audit of {known.stream} {known.group}"),
         verdict=audit.verdict.value,
@@ -471,20 +471,20 @@ def page(audit: Audit) -> str:
         notes="\n".join(f'<p class="soft">Note: {escape(each)}.</p>' for each in audit.notes),
         checks=_checks(audit),
         findings=_findings(audit),
-        pictures="\n".join(_pictures(audit)),
+        charts="\n".join(_chart_sections(audit)),
     )
 
 
 def ownership(audit: Audit) -> str:
-    """The lanes of all partitions, as a picture."""
+    """Draw the ownership chart of an audit."""
     known = audit.material
-    return lanes(known.terms, known.partitions, _span(audit), _colours(audit))
+    return ownership_chart(known.terms, known.partitions, _span(audit), _colours(audit))
 
 
 def _checks(audit: Audit) -> str:
     rows = [
         f'<tr><td class="verdicts {each.verdict.value}">{each.verdict.value}</td>'
-        f"<td>{escape(each.claim.words)}</td>"
+        f"<td>{escape(each.claim.text)}</td>"
         f'<td class="number">{each.looked_at:,}&#160;{escape(each.claim.noun)}s</td>'
         f'<td class="number">{each.faults:,}</td></tr>'
         for each in audit.checks
@@ -511,49 +511,54 @@ def _table(head: str, rows: Sequence[str]) -> str:
     return f"<table><tr>{head}</tr>\n" + "\n".join(rows) + "</table>"
 
 
-def _pictures(audit: Audit) -> Iterator[str]:
+def _chart_sections(audit: Audit) -> Iterator[str]:
     known, colour, span = audit.material, _colours(audit), _span(audit)
     if known.terms:
-        ways = Counter(each.reason.value if each.reason else "lasting" for each in known.terms)
-        ended = ", ".join(f"{number:,} {way}" for way, number in ways.most_common())
-        words = f"{_LEGEND} Terms: {ended}. 0 s is {told(span.since)}, here and below."
-        yield _picture("Who owned what", ownership(audit), words)
-        yield _key(colour)
+        reasons = Counter(each.reason.value if each.reason else "lasting" for each in known.terms)
+        ended = ", ".join(f"{number:,} {reason}" for reason, number in reasons.most_common())
+        caption = f"{_LEGEND} Terms: {ended}. 0 s is {time_text(span.since)}, here and below."
+        yield _chart_section("Who owned what", ownership(audit), caption)
+        yield _holder_legend(colour)
     if audit.lags:
         points = [
             Point(
                 at=each.committed_at,
                 value=each.lag_s,
                 colour="#3f7fc1",
-                title=f"partition {each.partition}, {told(each.committed_at)}: {each.lag_s:.1f} s",
+                title=(
+                    f"partition {each.partition}, {time_text(each.committed_at)}: "
+                    f"{each.lag_s:.1f} s"
+                ),
             )
             for each in audit.lags
         ]
-        picture = plot(points, span, unit="s", title="Lag")
-        yield _picture("Lag", picture, "How old the newest event of a commit was when it was done.")
+        chart = plot(points, span, unit="s", title="Lag")
+        yield _chart_section(
+            "Lag", chart, "How old the newest event of a commit was when it was done."
+        )
     if known.commits:
         points = [
             Point(
                 at=each.committed_at,
                 value=max(0.0, (each.committed_at - each.began_at).total_seconds()),
                 colour=colour.get(each.holder, "#888888"),
-                title=f"{each.holder}, {told(each.committed_at)}, {each.rows:,} rows",
+                title=f"{each.holder}, {time_text(each.committed_at)}, {each.rows:,} rows",
             )
             for each in {one.commit: one for one in known.commits}.values()
         ]
-        picture = plot(points, span, unit="s", title="Batch times")
-        yield _picture("Batch times", picture, "From planned to committed, coloured by owner.")
-        yield _picture(
-            "Events per owner", bars(_events(audit), colour, title="Events per owner"), ""
+        chart = plot(points, span, unit="s", title="Batch times")
+        yield _chart_section("Batch times", chart, "From planned to committed, coloured by owner.")
+        yield _chart_section(
+            "Events per owner", bars(_events_by_holder(audit), colour, title="Events per owner"), ""
         )
 
 
-def _picture(title: str, drawing: str, words: str) -> str:
-    said = f'<p class="soft">{escape(words)}</p>' if words else ""
-    return f'<h2>{escape(title)}</h2>\n<div class="wide">{drawing}</div>{said}'
+def _chart_section(title: str, drawing: str, caption: str) -> str:
+    paragraph = f'<p class="soft">{escape(caption)}</p>' if caption else ""
+    return f'<h2>{escape(title)}</h2>\n<div class="wide">{drawing}</div>{paragraph}'
 
 
-def _key(colour: Mapping[str, str]) -> str:
+def _holder_legend(colour: Mapping[str, str]) -> str:
     items = [
         f'<li><i style="background:{fill}"></i>{escape(holder)}</li>'
         for holder, fill in colour.items()
@@ -561,7 +566,7 @@ def _key(colour: Mapping[str, str]) -> str:
     return f'<ul class="key">{"".join(items)}</ul>'
 
 
-def _events(audit: Audit) -> dict[str, int]:
+def _events_by_holder(audit: Audit) -> dict[str, int]:
     found: Counter[str] = Counter()
     for each in audit.material.commits or ():
         found[each.holder] += len(each.range)
@@ -569,7 +574,7 @@ def _events(audit: Audit) -> dict[str, int]:
 
 
 def _colours(audit: Audit) -> Mapping[str, str]:
-    """By the order in which the holders came."""
+    """Return the colour of each holder, in the order of their first terms."""
     known = audit.material
     terms = sorted(known.terms, key=lambda each: each.started_at)
     owners = [each.holder for each in terms if each.reason is not EndReason.RESET]
@@ -577,9 +582,9 @@ def _colours(audit: Audit) -> Mapping[str, str]:
 
 
 def _span(audit: Audit) -> TimeSpan:
-    """From the first thing to the last one; up to now only where somebody owns something."""
+    """Return the span of all records; up to now only if a partition is owned."""
     known = audit.material
     moments: list[datetime] = [each.started_at for each in known.terms]
     moments += [each.ended_at or known.at for each in known.terms]
     moments += [each.committed_at for each in known.commits or ()]
-    return around(moments, otherwise=known.at)
+    return span_of(moments, otherwise=known.at)

@@ -1,26 +1,19 @@
-"""Rows of the sink: as many as the commits wrote, and of each event as many as its commits have.
+"""The rows of a sink as an audit reads them, and their comparison with the commits.
 
-A commit whose output has as many rows as it had events is taken as one row for each event. Where a
-transformation filters, joins or sums up, nobody can tell which rows there should be: then the
-number of the rows stands for them. Where a row may take the place of another (``replaced`` says
-why), a row that is not there speaks against nothing: it is unknown.
+**Comparison.** The sink must have as many rows as its commits wrote, and of each event as many as
+its commits have. A commit with as many rows as events is taken as one row for each event. Where a
+transformation filters, joins or aggregates, only the number of rows is compared. Where a row may
+replace another one (``replaced`` gives the reason), a missing row is unknown, not a fault.
 
-The rows of a log sink as an audit sees them: the events of its stream, up to one moment.
+**Log sink.** The rows are the events of its stream, up to one point in time. Each names the source
+event it was made of in its properties ``partition`` and ``sequence_number``, or in the fields of
+these names in a JSON body.
 
-The numbers of these events are those of the stream they were written to. Of which event of the
-source one was made it says itself, where it does: in its properties ``partition`` and
-``sequence_number``, or in the fields of these names in a body of JSON.
-
-The rows of a PostgreSQL table as an audit sees them: all of one moment, and nothing is changed.
-
-The driver holds a snapshot of the database, and the tasks read pages of the table in it: so they
-see what the driver saw, whatever is committed meanwhile. Where the rows carry no event only their
-number is asked for. No password is ever part of an error.
-
-Sinks by name, as people write them in a command, and the rows that are in one.
+**PostgreSQL.** The driver holds a snapshot of the database, and the tasks read pages of the table
+in it. Rows that do not carry their event are only counted. No password is ever part of an error.
 
 ======================================  ==========================================================
-written                                 sink
+sink                                    meaning
 ======================================  ==========================================================
 ``delta:PATH``                          a Delta table
 ``parquet:PATH``                        a directory of Parquet files, its manifest in the store
@@ -56,13 +49,12 @@ from leasehold.errors import (
     UsageError,
 )
 from leasehold.events.source_urls import open_ranges
-from leasehold.spark.audit.claims import ROWS_COUNTED, ROWS_ONCE, found, words
+from leasehold.spark.audit.claims import ROWS_COUNTED, ROWS_ONCE, findings_frame, formatted
 from leasehold.spark.audit.report import Level
 from leasehold.spark.log_writer.publication_ledger import PublicationLedger
 from leasehold.spark.pipeline.planning import BatchFrames
-from leasehold.spark.ranges import Range
-from leasehold.spark.reading import events
-from leasehold.spark.sinks.directory import DELTA, PARQUET, lies_in
+from leasehold.spark.reading import Range, read_events
+from leasehold.spark.sinks.directory import DELTA, PARQUET, contains_sink
 from leasehold.spark.sinks.postgres.target import connected, identifier
 from leasehold.stores.blocking import named_queries
 from leasehold.stores.blocking_postgres import Connection, translated
@@ -84,16 +76,16 @@ _STRAY = "events that have rows and are in no commit"
 _MISSING = "events without a row, or with too few"
 _DOUBLED = "events with more than one row"
 _UNNAMED = "rows that do not say of which event they are"
-_MADE = "events with more than one row, which a transformation may have made"
+_TRANSFORMED = "events with more than one row, which a transformation may have made"
 
 
 def numbered(rows: DataFrame) -> bool:
-    """Whether the rows carry the partition and the number of their event."""
+    """Return whether the rows carry the partition and the number of their event."""
     return {PARTITION, NUMBER} <= set(rows.columns)
 
 
 def miscounted(rows: DataFrame, commits: DataFrame, *, replaced: str = "") -> list[DataFrame]:
-    """Another number of rows than the commits wrote."""
+    """Find a number of rows other than the commits wrote."""
     wrote = commits.select("commit", "rows").distinct().agg(F.sum("rows").alias("wrote"))
     frame = (
         rows.agg(F.count("*").alias("has"))
@@ -104,14 +96,16 @@ def miscounted(rows: DataFrame, commits: DataFrame, *, replaced: str = "") -> li
     )
     fewer = F.col("has") < F.col("wrote")
     what = F.when(
-        fewer, words("rows that are missing in the sink: %d", F.col("wrote") - F.col("has"))
-    ).otherwise(words("rows in the sink that no commit wrote: %d", F.col("has") - F.col("wrote")))
-    evidence = words("it has %d, the commits wrote %d", "has", "wrote")
+        fewer, formatted("rows that are missing in the sink: %d", F.col("wrote") - F.col("has"))
+    ).otherwise(
+        formatted("rows in the sink that no commit wrote: %d", F.col("has") - F.col("wrote"))
+    )
+    evidence = formatted("it has %d, the commits wrote %d", "has", "wrote")
     return _by_level(frame, ROWS_COUNTED, what, evidence, fewer, replaced)
 
 
 def findings(rows: DataFrame, commits: DataFrame, *, replaced: str = "") -> list[DataFrame]:
-    """All that speaks against the rows, where they are numbered: by partition and kind."""
+    """Find rows that contradict the commits, where rows are numbered: by partition and kind."""
     known, exact = F.col("times") > 0, F.col("exact")
     doubled = F.col("has") > F.col("times")
     kind = (
@@ -119,9 +113,9 @@ def findings(rows: DataFrame, commits: DataFrame, *, replaced: str = "") -> list
         .when(~known, _STRAY)
         .when((F.col("has") < F.col("times")) & exact, _MISSING)
         .when(doubled & exact, _DOUBLED)
-        .when(doubled, _MADE)
+        .when(doubled, _TRANSFORMED)
     )
-    unnamed, made = F.col("kind") == _UNNAMED, F.col("kind") == _MADE
+    unnamed, made = F.col("kind") == _UNNAMED, F.col("kind") == _TRANSFORMED
     by_kind = (
         compared(rows, commits)
         .withColumn("kind", kind)
@@ -134,35 +128,40 @@ def findings(rows: DataFrame, commits: DataFrame, *, replaced: str = "") -> list
             F.max(NUMBER).alias("high"),
         )
     )
-    what = words("%s: %d", "kind", F.when(unnamed, F.col("has")).otherwise(F.col("events")))
+    what = formatted("%s: %d", "kind", F.when(unnamed, F.col("has")).otherwise(F.col("events")))
     evidence = F.when(unnamed, F.lit("they have no partition or no sequence_number")).otherwise(
-        words("the first is event %d, the last event %d", "low", "high")
+        formatted("the first is event %d, the last event %d", "low", "high")
     )
     missing = F.col("kind") == _MISSING
     return [
         *_by_level(by_kind.where(~made), ROWS_ONCE, what, evidence, missing, replaced),
-        found(by_kind.where(made), ROWS_ONCE, what, evidence, level=Level.UNKNOWN),
+        findings_frame(by_kind.where(made), ROWS_ONCE, what, evidence, level=Level.UNKNOWN),
     ]
 
 
 def _by_level(
-    frame: DataFrame, claim: Claim, what: Column, evidence: Column, missing: Column, replaced: str
+    frame: DataFrame,
+    claim: Claim,
+    what: Column,
+    evidence: Column,
+    missing: Column,
+    replaced: str,
 ) -> list[DataFrame]:
-    """Faults; what is ``missing`` is unknown if a row may have been replaced."""
+    """Return faults; what is ``missing`` is unknown if a row may have been replaced."""
     if not replaced:
-        return [found(frame, claim, what, evidence)]
-    why = words("%s; %s", evidence, F.lit(replaced))
+        return [findings_frame(frame, claim, what, evidence)]
+    why = formatted("%s; %s", evidence, F.lit(replaced))
     return [
-        found(frame.where(~missing), claim, what, evidence),
-        found(frame.where(missing), claim, what, why, level=Level.UNKNOWN),
+        findings_frame(frame.where(~missing), claim, what, evidence),
+        findings_frame(frame.where(missing), claim, what, why, level=Level.UNKNOWN),
     ]
 
 
 def compared(rows: DataFrame, commits: DataFrame) -> DataFrame:
-    """For each event: how many rows it ``has``, how many ``times`` it was committed.
+    """Count for each event how many rows it ``has`` and how many ``times`` it was committed.
 
-    ``exact``: all its commits wrote one row for each event. Rows that do not say of which event
-    they are have no number.
+    ``exact``: all its commits wrote one row for each event. Rows that do not name their event have
+    no number.
     """
     partition = F.col(PARTITION).cast("string")
     events = commits.groupBy("commit").agg(F.sum(F.col("end") - F.col("start")).alias("events"))
@@ -197,8 +196,8 @@ _CARRIERS = ("properties", "body")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StreamMoment:
-    """A stream up to one moment. ``numbered``: its events say of which event they were made."""
+class StreamSnapshot:
+    """A stream up to one point in time. ``numbered``: its events name their source event."""
 
     stream: str
     store: str
@@ -206,36 +205,31 @@ class StreamMoment:
     numbered: bool
 
     def frame(self, spark: SparkSession) -> DataFrame:
-        """The rows: with the event of each, or else only as many as there are."""
+        """Return the rows: with the event of each, or else only as many as there are."""
         columns = _CARRIERS if self.numbered else ("offset",)
         frames = BatchFrames(spark, f"log:{self.stream}", self.store, columns=columns)
-        frame = frames.of(self.ranges) if any(map(len, self.ranges)) else frames.none()
+        frame = frames.of(self.ranges) if any(map(len, self.ranges)) else frames.empty()
         if not self.numbered:
             return frame
         return frame.select(
-            _said(PARTITION).alias(PARTITION), _said(NUMBER).cast("long").alias(NUMBER)
+            _carried_value(PARTITION).alias(PARTITION),
+            _carried_value(NUMBER).cast("long").alias(NUMBER),
         )
 
 
-def stream_moment(stream: str, store: str) -> StreamMoment:
-    """The stream as it is now. What was committed before is in it.
-
-    Raises:
-        StoreUnavailable: a batch is committed and not published yet.
-        Trimmed: retention has removed events, so nobody can tell which there were.
-        UnknownStream, StoreUnusable, DataDamaged, VolumeUnusable: it can not be read.
-    """
+def stream_snapshot(stream: str, store: str) -> StreamSnapshot:
+    """Return the stream as it is now. What was committed before is in it."""
     _check_published(stream, store)
     source = open_ranges(stream, store_url=store, name="audit")
     try:
         ends = source.ends(source.partitions())
     finally:
         source.close()
-    gone = sum(each.first for each in ends.values())
-    if gone:
+    removed = sum(each.first for each in ends.values())
+    if removed:
         raise Trimmed(
-            f"retention has removed {gone:,} events of {stream!r}, and with them rows of the sink: "
-            "audit before it does so, or keep them longer",
+            f"retention has removed {removed:,} events of {stream!r}, and with them rows of the "
+            "sink: audit before it does so, or keep them longer",
             earliest=max(each.first for each in ends.values()),
         )
     ranges = tuple(
@@ -247,40 +241,40 @@ def stream_moment(stream: str, store: str) -> StreamMoment:
         if len(each)
     ]
     numbered = any(
-        tells_its_event(row["properties"], row["body"])
-        for batch in events(f"log:{stream}", store, firsts, _CARRIERS)
+        names_its_event(row["properties"], row["body"])
+        for batch in read_events(f"log:{stream}", store, firsts, _CARRIERS)
         for row in batch.to_pylist()
     )
-    return StreamMoment(stream=stream, store=store, ranges=ranges, numbered=numbered)
+    return StreamSnapshot(stream=stream, store=store, ranges=ranges, numbered=numbered)
 
 
-def tells_its_event(
+def names_its_event(
     properties: Mapping[str, str] | list[tuple[str, str]] | None, body: bytes
 ) -> bool:
-    """Whether an event of a log sink says of which event it was made."""
-    found = dict(properties or {})
+    """Return whether an event of a log sink names its source event."""
+    carried = dict(properties or {})
     try:
         decoded = json.loads(body)
     except (ValueError, RecursionError):
         decoded = None
     if isinstance(decoded, dict):
-        found = decoded | found
-    return all(found.get(name) is not None for name in (PARTITION, NUMBER))
+        carried = decoded | carried
+    return all(carried.get(name) is not None for name in (PARTITION, NUMBER))
 
 
-def _said(name: str) -> Column:
-    """What an event says of ``name``; null if nothing."""
+def _carried_value(name: str) -> Column:
+    """Return what an event carries under ``name``; null if nothing."""
     in_body = F.get_json_object(F.col("body").cast("string"), f"$.{name}")
     return F.coalesce(F.col("properties").getItem(name), in_body)
 
 
 def _check_published(stream: str, store: str) -> None:
-    """Readers see a part of a batch while it is published: that is no moment to count."""
-    book = PublicationLedger.open(store, clock=SystemClock())
+    """Refuse to count while a batch is being published: readers see a part of it."""
+    ledger = PublicationLedger.open(store, clock=SystemClock())
     try:
-        left = book.files_left(stream)
+        left = ledger.unpublished_files(stream)
     finally:
-        book.close()
+        ledger.close()
     if left:
         raise StoreUnavailable(
             f"a batch for {stream!r} is committed and not published yet: wait until its driver is "
@@ -294,19 +288,19 @@ _COLUMNS = "partition string, sequence_number bigint"
 _ARROW = pa.schema([(PARTITION, pa.string()), (NUMBER, pa.int64())])
 _CHUNK_ROWS = 50_000
 _TASK_PAGES = 8192  # 64 MiB
-_BEYOND = "(4294967294,65535)"  # no row lies further on
-_PATIENCE_MS = 5000
-_NO_RIGHT = "42501"
+_AFTER_LAST_ROW = "(4294967294,65535)"  # after every possible row
+_LOCK_TIMEOUT_MS = 5000
+_NO_PRIVILEGE = "42501"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TableMoment:
-    """A table at one moment, which lasts as long as the stack it was opened with.
+class TableSnapshot:
+    """A table at one point in time; it lasts as long as the stack it was opened with.
 
     Attributes:
         columns: the names of its columns.
-        keys: the columns of each index by which a row could take the place of another.
-        pages: how many it had; None if it is not one table in one piece.
+        keys: the columns of each index by which a row could replace another one.
+        pages: how many pages it had; None if it is not one plain table.
     """
 
     address: DatabaseAddress
@@ -338,52 +332,46 @@ class TableMoment:
         return ""
 
     def count(self) -> int:
-        """How many rows there are."""
+        """Return how many rows there are."""
         statement = _composed("count", table=identifier(self.schema, self.name))
-        with _told(self.address, self.name):
+        with _database_errors(self.address, self.name):
             row = self.connection.execute(statement).fetchone()
         return int(row[0]) if row else 0
 
-    def shares(self, task_pages: int = _TASK_PAGES) -> list[tuple[str, str] | None]:
-        """What each task reads: between two places of the table; None: all of it."""
+    def page_ranges(self, task_pages: int = _TASK_PAGES) -> list[tuple[str, str] | None]:
+        """Return the range of rows that each task reads; None: all of them."""
         if self.pages is None:
             return [None]
         cuts = [f"({page},0)" for page in range(0, max(self.pages, 1), task_pages)]
-        return list(zip(cuts, [*cuts[1:], _BEYOND], strict=True))
+        return list(zip(cuts, [*cuts[1:], _AFTER_LAST_ROW], strict=True))
 
-    def reader(self, shares: list[tuple[str, str] | None]) -> Task:
-        """What runs on the executors, over the numbers of the shares."""
+    def reader(self, page_ranges: list[tuple[str, str] | None]) -> Task:
+        """Return the function that runs on the executors, over the numbers of the page ranges."""
         address, schema, name, snapshot = self.address, self.schema, self.name, self.snapshot
 
         def read(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for batch in numbers:
                 for number in batch.column(0).to_pylist():
-                    yield from _share(address, (schema, name), snapshot, shares[number])
+                    yield from _read_pages(address, (schema, name), snapshot, page_ranges[number])
 
         return read
 
     def frame(self, spark: SparkSession) -> DataFrame:
-        """The rows: with the event of each, or else only as many as there are."""
+        """Return the rows: with the event of each, or else only as many as there are."""
         if not self.numbered:
             return spark.range(self.count())
-        shares = self.shares()
-        numbers = spark.range(0, len(shares), 1, len(shares))
-        return numbers.mapInArrow(self.reader(shares), _COLUMNS)
+        page_ranges = self.page_ranges()
+        numbers = spark.range(0, len(page_ranges), 1, len(page_ranges))
+        return numbers.mapInArrow(self.reader(page_ranges), _COLUMNS)
 
 
-def table_moment(
+def table_snapshot(
     address: DatabaseAddress, schema: str, name: str, *, until: ExitStack
-) -> TableMoment:
-    """The table as it is now. ``until`` lets it go.
-
-    Raises:
-        UnknownResource: there is no such table.
-        StoreUnusable: the user may not read it, or not all of its rows.
-        StoreUnavailable: there is no answer.
-    """
+) -> TableSnapshot:
+    """Return the table as it is now, until ``until`` is closed."""
     written = sql.Identifier(schema, name).as_string(None)
-    with _told(address, name):
-        connection = _begun(address, until)
+    with _database_errors(address, name):
+        connection = _begin(address, until)
         snapshot = connection.execute(_queries()["snapshot_export"]).fetchone()
         shape = connection.execute(_queries()["shape"], {"written": written}).fetchone()
         if shape is None or snapshot is None:
@@ -393,7 +381,7 @@ def table_moment(
             )
         connection.execute(_composed("probe", table=identifier(schema, name)))
         keys = connection.execute(_queries()["keys"], {"written": written}).fetchall()
-    return TableMoment(
+    return TableSnapshot(
         address=address,
         schema=schema,
         name=name,
@@ -405,22 +393,22 @@ def table_moment(
     )
 
 
-def _share(
-    address: DatabaseAddress, table: tuple[str, str], snapshot: str, share: tuple[str, str] | None
+def _read_pages(
+    address: DatabaseAddress, table: tuple[str, str], snapshot: str, pages: tuple[str, str] | None
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of one share, in the snapshot, a chunk at a time."""
+    """Yield the rows of one range of pages, in the snapshot, a chunk at a time."""
     names = {
         "table": identifier(*table),
         "partition": identifier(PARTITION),
         "number": identifier(NUMBER),
     }
-    with ExitStack() as stack, _told(address, table[1]):
-        connection = _begun(address, stack, snapshot)
+    with ExitStack() as stack, _database_errors(address, table[1]):
+        connection = _begin(address, stack, snapshot)
         cursor = stack.enter_context(connection.cursor(name="leasehold_audit"))
-        if share is None:
+        if pages is None:
             cursor.execute(_composed("rows", **names))
         else:
-            cursor.execute(_composed("rows_of_pages", **names), {"low": share[0], "high": share[1]})
+            cursor.execute(_composed("rows_of_pages", **names), {"low": pages[0], "high": pages[1]})
         while rows := cursor.fetchmany(_CHUNK_ROWS):
             arrays = zip(*rows, strict=True)
             columns = [
@@ -429,32 +417,34 @@ def _share(
             yield pa.RecordBatch.from_arrays(columns, schema=_ARROW)
 
 
-def _begun(address: DatabaseAddress, until: ExitStack, snapshot: str = "") -> Connection:
-    """A connection in a transaction that only reads; closing it ends both."""
+def _begin(address: DatabaseAddress, until: ExitStack, snapshot: str = "") -> Connection:
+    """Return a connection in a transaction that only reads; closing it ends both."""
     connection = connected(address)
     until.callback(connection.close)
     connection.execute(_queries()["begin"])
     if snapshot:  # before anything else is asked in it
         connection.execute(_composed("snapshot_import", snapshot=sql.Literal(snapshot)))
-    connection.execute(_queries()["session"], {"patience_ms": _PATIENCE_MS})
+    connection.execute(_queries()["session"], {"lock_timeout_ms": _LOCK_TIMEOUT_MS})
     return connection
 
 
 @contextmanager
-def _told(address: DatabaseAddress, table: str) -> Iterator[None]:
-    """What the driver raises, in our words."""
+def _database_errors(address: DatabaseAddress, table: str) -> Iterator[None]:
+    """Translate the errors of the PostgreSQL driver."""
     try:
         yield
     except psycopg.Error as error:
-        raise _meaning(error, address, table) from error
+        raise _to_leasehold_error(error, address, table) from error
 
 
-def _meaning(error: psycopg.Error, address: DatabaseAddress, table: str) -> LeaseholdError:
-    if error.sqlstate != _NO_RIGHT:
+def _to_leasehold_error(
+    error: psycopg.Error, address: DatabaseAddress, table: str
+) -> LeaseholdError:
+    if error.sqlstate != _NO_PRIVILEGE:
         return explained(error, address)
-    words = error.diag.message_primary or "permission denied"
+    message = error.diag.message_primary or "permission denied"
     return StoreUnusable(
-        f"PostgreSQL at {address.where} does not let all rows of {table} be read: {words}; audit "
+        f"PostgreSQL at {address.where} does not let all rows of {table} be read: {message}; audit "
         "as a user who has the right to read it, and from whom no policy hides rows"
     )
 
@@ -481,56 +471,47 @@ class Rows:
     replaced: str = ""
 
 
-def target(text: str, *, store: str) -> Sink:
-    """The sink that the text names; nothing is opened. ``store`` is that of the group.
-
-    Raises:
-        UsageError: it names none, or what it needs is not installed.
-    """
+def sink_of(text: str, *, store: str) -> Sink:
+    """Return the sink that the text names; nothing is opened. ``store`` is that of the group."""
     kind, _, place = text.partition(":")
     if kind in ("postgres", "postgresql"):
         url, mark, table = text.rpartition("#")  # a password may have one in it, too
         if not mark or not table:
             raise UsageError(f"{kind}: names no table: write postgresql://host/database#TABLE")
-        return _made("PostgresSink", url, table)
+        return _make_sink("PostgresSink", url, table)
     if not place:
         raise UsageError(f"{kind!r} names no sink: write {_EXAMPLES}")
     if kind == "delta":
-        return _made("DeltaSink", place)
+        return _make_sink("DeltaSink", place)
     if kind == "parquet":
-        return _made("ParquetSink", place, store=store)
+        return _make_sink("ParquetSink", place, store=store)
     if kind == "log":
-        return _made("LogSink", place, store=store)
-    # The rest of what looks like a URL may hold a password.
+        return _make_sink("LogSink", place, store=store)
+    # The rest of a URL may hold a password.
     raise UsageError(f"{kind!r} is no kind of sink: write {_EXAMPLES}")
 
 
-def missing(sink: Sink) -> UnknownResource | None:
-    """The error to raise if nobody has ever written there; None if somebody has, or may have.
+def missing_sink(sink: Sink) -> UnknownResource | None:
+    """Return the error for a sink that was never written to; None if it may have been.
 
-    Only directories of this machine are looked at, and nothing is opened.
+    Only directories of this machine are checked, and nothing is opened.
     """
     kind, _, place = sink.name.partition(":")
     if kind not in _DIRECTORIES or "://" in place:
         return None
     what, marks = _DIRECTORIES[kind]
     try:
-        if lies_in(Path(place), marks):
+        if contains_sink(Path(place), marks):
             return None
     except OSError:
-        return None  # it is told when the sink is opened
+        return None  # reported when the sink is opened
     return UnknownResource(
         f"there is no {what} at {place}: look at the path; a pipeline makes it when it starts"
     )
 
 
 def open_to_read(sink: Sink, spark: SparkSession) -> None:
-    """Open a sink for ``commits`` alone, in its own way if it has one: it changes nothing then.
-
-    Raises:
-        UnknownResource: nobody has ever written there.
-        SinkUnfit, SinkChanged, StoreUnavailable: it can not be opened.
-    """
+    """Open a sink for ``commits`` alone, in its own way if it has one: it changes nothing then."""
     opening = getattr(sink, "open_to_read", None)
     if opening is None:
         sink.open(spark)
@@ -539,14 +520,10 @@ def open_to_read(sink: Sink, spark: SparkSession) -> None:
 
 
 def rows_of(sink: Sink, spark: SparkSession, *, store: str, until: ExitStack) -> Rows | None:
-    """The rows that readers of the sink see now; None if it is not one that can be read so.
+    """Return the rows that readers of the sink see now; None if it is not one that can be read so.
 
     The sink is open. A sink with a method ``read(spark)`` is asked itself. The rows can be read
     until ``until`` is closed.
-
-    Raises:
-        UnknownResource: what the sink writes to is not there, or not any more.
-        LeaseholdError, OSError: it can be read, and could not be.
     """
     kind, _, place = sink.name.partition(":")
     read = getattr(sink, "read", None)
@@ -569,17 +546,17 @@ def rows_of(sink: Sink, spark: SparkSession, *, store: str, until: ExitStack) ->
 def _table_rows(sink: PostgresSink, spark: SparkSession, until: ExitStack) -> Rows:
 
     address, table = sink._address, sink._table  # noqa: SLF001 - with its password
-    moment = table_moment(address, table.schema, table.name, until=until)
+    moment = table_snapshot(address, table.schema, table.name, until=until)
     return Rows(frame=moment.frame(spark), replaced=moment.replaced)
 
 
 def _stream_rows(sink: LogSink, spark: SparkSession) -> DataFrame:
 
-    return stream_moment(sink.stream, sink.store).frame(spark)
+    return stream_snapshot(sink.stream, sink.store).frame(spark)
 
 
 def _delta_rows(spark: SparkSession, place: str) -> DataFrame | None:
-    """Those of the newest version; what is committed later is not in it."""
+    """Return those of the newest version; what is committed later is not in it."""
     from leasehold.spark.sinks.delta.table_log import read_delta  # noqa: PLC0415
 
     try:
@@ -597,9 +574,9 @@ def _parquet_rows(spark: SparkSession, place: str, store: str) -> DataFrame | No
         return None  # nothing was ever committed
 
 
-def _made(name: str, *words: str, **named: str) -> Sink:
+def _make_sink(name: str, *arguments: str, **named: str) -> Sink:
     try:
-        made = getattr(spark_names, name)(*words, **named)
+        made = getattr(spark_names, name)(*arguments, **named)
     except ImportError as error:
         raise UsageError(
             f"{error}; a PostgreSQL table also needs pip install 'leasehold[postgres]'"

@@ -10,7 +10,7 @@ BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY;
 SELECT
     set_config('row_security', 'off', true),
     set_config('idle_in_transaction_session_timeout', '0', true),
-    set_config('lock_timeout', CAST(CAST(:patience_ms AS bigint) AS text), true);
+    set_config('lock_timeout', CAST(CAST(:lock_timeout_ms AS bigint) AS text), true);
 
 -- name: snapshot_export
 SELECT pg_export_snapshot();

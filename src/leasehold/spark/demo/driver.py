@@ -1,12 +1,10 @@
-"""One driver of the demo, a program: a Spark of one core, and a pipeline from flights to delays.
+"""The program of one driver of the demo: Spark with one core, a pipeline from flights to delays.
 
-It runs until SIGTERM, or until the demo is gone: then it ends at once, with all it has started.
+It runs until SIGTERM. If the demo itself ends, the driver kills all it has started and exits.
 
-A sink that tells what happens to each commit, and can be made to wait at one exact moment.
-
-It adds nothing to the sink and takes nothing away: the commit that comes after the wait is the very
-call that would have come without it. So a driver that was stopped there shows what a real pause of
-a machine shows, only not by luck.
+``WatchedSink`` reports what happens to each commit, and can pause at one exact point. It changes
+nothing: the commit after the pause is the same call as without it. So a driver that was stopped
+there behaves as after a real pause of its machine.
 """
 
 from __future__ import annotations
@@ -39,27 +37,26 @@ if TYPE_CHECKING:
 
 
 class DriverBrake:
-    """Lets the next batch wait at a moment. Safe to use from several threads."""
+    """Pauses the next batch at a given point. Safe to use from several threads."""
 
     def __init__(self) -> None:
-        """Nothing waits."""
         self._wanted: WaitPoint | None = None
         self._min_rows = 0
         self._go = threading.Event()
 
     def ask(self, moment: WaitPoint, *, min_rows: int = 0) -> None:
-        """Let the next batch of so many rows that comes there wait."""
+        """Pause the next batch of at least ``min_rows`` rows that reaches the point."""
         self._go.clear()
         self._min_rows = min_rows
         self._wanted = moment
 
     def go(self) -> None:
-        """Let it go on."""
+        """Resume the paused batch."""
         self._wanted = None
         self._go.set()
 
     def wait_at(self, moment: WaitPoint, *, rows: int, tell: Callable[[], None]) -> None:
-        """Return at once, or, if it was asked for, after ``go``; ``tell`` is called before."""
+        """Return immediately, or, if a pause was requested, call ``tell`` and wait for ``go``."""
         if self._wanted is moment and rows >= self._min_rows:
             self._wanted = None
             tell()
@@ -72,39 +69,38 @@ class WatchedSink:
     def __init__(
         self, inner: Sink, *, brake: DriverBrake, tell: Callable[[DriverReport], None]
     ) -> None:
-        """Whatever is asked goes to ``inner``."""
         self._inner = inner
         self._brake = brake
         self._tell = tell
 
     @property
     def name(self) -> str:
-        """See ``Sink``."""
+        """The name of the wrapped sink."""
         return self._inner.name
 
     @property
     def atomic(self) -> bool:
-        """See ``Sink``."""
+        """Whether the wrapped sink is atomic."""
         return self._inner.atomic
 
     def open(self, spark: SparkSession) -> None:
-        """See ``Sink``."""
+        """Open the sink."""
         self._inner.open(spark)
 
     def fence(self, group: str, epochs: Mapping[str, int]) -> Mapping[str, SinkPosition]:
-        """See ``Sink``."""
+        """Raise the epochs and return what was known before."""
         return self._inner.fence(group, epochs)
 
     def move(self, group: str, places: Mapping[str, SinkPosition]) -> None:
-        """See ``Sink``."""
+        """Set the positions."""
         self._inner.move(group, places)
 
     def stage(self, frame: DataFrame, batch: Batch) -> Staged:
-        """See ``Sink``."""
+        """Stage the rows of the batch."""
         return self._inner.stage(frame, batch)
 
     def commit(self, staged: Staged, batch: Batch) -> Written:
-        """See ``Sink``."""
+        """Commit the staged rows together with the positions."""
         self._say(LineKind.STAGED, batch)
         self._wait_at(WaitPoint.STAGED, batch)
         try:
@@ -117,15 +113,15 @@ class WatchedSink:
         return written
 
     def discard(self, staged: Staged) -> None:
-        """See ``Sink``."""
+        """Remove the staged rows."""
         self._inner.discard(staged)
 
     def commits(self, group: str) -> Iterator[Commit]:
-        """See ``Sink``."""
+        """Return the commits of the group, oldest first."""
         return self._inner.commits(group)
 
     def close(self) -> None:
-        """See ``Sink``."""
+        """Close the sink."""
         self._inner.close()
 
     def _wait_at(self, moment: WaitPoint, batch: Batch) -> None:
@@ -176,7 +172,7 @@ def main(settings: DriverSettings) -> None:
 
 
 def _listen(words: TextIO, brake: DriverBrake) -> None:
-    """Do what the demo says; when it is gone, end with all that was started here."""
+    """Carry out the demo's commands; when it has ended, kill everything that was started here."""
     for line in words:
         match line.split():
             case ["halt", moment, min_rows]:

@@ -1,12 +1,8 @@
-"""The drivers of the demo as the demo sees them: processes to start, stop, wake and kill.
+"""The drivers of the demo as processes: started, stopped, resumed and killed.
 
-Guarantee: after ``end`` nothing of a driver is left, not its Java and not its workers.
-
-Whole sessions of processes: a driver, its Java and its Python workers, as one.
-
-A driver is started as the leader of a session of its own. Its workers have other process groups but
-the same session, so that is what is stopped, woken and killed: nothing is left behind, and nothing
-else is touched. For Linux: it reads ``/proc``.
+A driver leads a session of processes: its Java and its Python workers have other process groups but
+the same session, so the session is what is signalled. Nothing else is touched. Guarantee: after
+``end`` no process of a driver is left. Linux only: it reads ``/proc``.
 """
 
 from __future__ import annotations
@@ -32,11 +28,11 @@ _DEAD = frozenset("ZX")
 
 
 def session_members(session: int) -> Iterator[int]:
-    """The living processes of a session, in no order."""
+    """Yield the living processes of a session, in no order."""
     for entry in _PROC.iterdir():
         if not entry.name.isdigit():
             continue
-        with suppress(OSError):  # ended while we looked
+        with suppress(OSError):  # ended in the meantime
             stat = (entry / "stat").read_text(encoding="utf-8", errors="replace")
             # The name of a program may hold anything, also blanks and brackets.
             state, _parent, _group, its = stat.rpartition(")")[2].split()[:4]
@@ -55,7 +51,7 @@ def signal_session(session: int, number: signal.Signals) -> int:
 
 
 def stop_session(session: int) -> int:
-    """SIGSTOP for all of it, also for what was started meanwhile; how many stand still."""
+    """Send SIGSTOP to all of it, also to what is started meanwhile; return how many are stopped."""
     known: set[int] = set()
     while fresh := set(session_members(session)) - known:
         for pid in fresh:
@@ -66,8 +62,8 @@ def stop_session(session: int) -> int:
 
 
 def kill_session(session: int) -> int:
-    """SIGKILL for all of it, as a power cut would; how many there were."""
-    # What stands still can not start anything while the others die.
+    """Send SIGKILL to all of it; return how many processes there were."""
+    # A stopped process cannot start another one while the others are killed.
     count = stop_session(session)
     signal_session(session, signal.SIGKILL)
     return count
@@ -91,7 +87,7 @@ class DriverSettings:
     interval_s: float
 
     def written(self) -> str:
-        """As the one argument of its program."""
+        """Return the settings as the one argument of the driver's program."""
         return json.dumps(asdict(self))
 
 
@@ -99,7 +95,7 @@ class Driver:
     """One driver, from its start to its end."""
 
     def __init__(self, settings: DriverSettings, logs: Path) -> None:
-        """Start it; its words go to files in ``logs``."""
+        """Start it; its output goes to files in ``logs``."""
         self.name = settings.name
         self.state = "starts"
         self._said: list[DriverReport] = []
@@ -129,39 +125,39 @@ class Driver:
         return self._popen.poll()
 
     def said(self, kind: LineKind) -> list[DriverReport]:
-        """All that it said of this kind, in order."""
+        """Return all its reports of this kind, in order."""
         return [each for each in list(self._said) if each.kind is kind]
 
     def halt_at(self, moment: WaitPoint, *, min_rows: int) -> None:
-        """Let its next batch of so many rows wait there. It says ``WAITS`` when it does."""
+        """Pause its next batch of at least ``min_rows`` rows there; it then reports ``WAITS``."""
         self._write(f"halt {moment} {min_rows}")
 
     def pause(self) -> int:
-        """SIGSTOP for the driver, its Java and its workers; how many processes stand still.
+        """Send SIGSTOP to the driver, its Java and its workers; return how many are stopped.
 
-        If it waits at a moment, it goes on from there when it is woken.
+        If it is paused at a point, it resumes from there when it is woken.
         """
         count = stop_session(self.pid)
         self._write("go")
         return count
 
     def wake(self) -> None:
-        """SIGCONT for all of them."""
+        """Send SIGCONT to all of them."""
         signal_session(self.pid, signal.SIGCONT)
 
     def kill(self) -> int:
-        """``kill -9`` for all of them; how many processes there were."""
+        """Send SIGKILL to all of them; return how many processes there were."""
         count = kill_session(self.pid)
         self._popen.wait()
         return count
 
     def leave(self) -> None:
-        """SIGTERM: it ends its batch, hands its partitions over, and goes."""
+        """Send SIGTERM: it ends its batch, hands its partitions over, and exits."""
         if self.code is None:
             self._popen.terminate()
 
     def end(self, *, wait_s: float = 0.0) -> None:
-        """Whatever is left of it is killed, after ``wait_s`` for an end of its own."""
+        """Kill what is left of it, after waiting ``wait_s`` for it to exit."""
         if wait_s:
             try:
                 self._popen.wait(wait_s)
@@ -176,7 +172,7 @@ class Driver:
         self._reading.join(_LAST_WAIT_S)
 
     def last_words(self) -> str:
-        """The end of its log, for people."""
+        """Return the end of its log."""
         lines = self._errors.read_text(encoding="utf-8", errors="replace").splitlines()
         return "\n".join(lines[-_LAST_LINES:])
 
@@ -185,7 +181,7 @@ class Driver:
             try:
                 self._popen.stdin.write(line + "\n")
                 self._popen.stdin.flush()
-            except BrokenPipeError:  # it has just ended, which ``code`` tells
+            except BrokenPipeError:  # it has just ended, which ``code`` shows
                 return
 
     def _read(self) -> None:

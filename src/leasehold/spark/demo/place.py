@@ -1,7 +1,7 @@
-"""Where a demo keeps its store, its log, its table and its words.
+"""The files of a demo: its store, log, table and driver output.
 
-A demo never deletes what is not one: a directory is emptied only if it bears the mark of a demo,
-lies where demos are kept by default, and no other demo runs in it.
+A demo never deletes what is not one: a directory is emptied only if it bears the marker of a demo,
+is the default directory, and no other demo is running in it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class DemoFiles:
 
     @property
     def logs(self) -> Path:
-        """What the drivers say."""
+        """The output of the drivers."""
         return self.root / "logs"
 
     @property
@@ -56,17 +56,13 @@ class DemoFiles:
 
 
 def default_root() -> Path:
-    """Where the last demo is kept if nobody names a directory."""
+    """Return the directory of the last demo if none is named."""
     return Path(tempfile.gettempdir()) / f"leasehold-demo-{os.getuid()}"
 
 
 @contextmanager
 def prepared(keep: Path | None) -> Iterator[DemoFiles]:
-    """An empty place: ``keep``, or the place of the last demo, which is thrown away.
-
-    Raises:
-        UsageError: ``keep`` has something in it, or another demo runs there.
-    """
+    """Prepare an empty directory: ``keep``, or the default one, whose last demo is deleted."""
     root = (keep or default_root()).absolute()
     if keep is not None and root.exists() and (not root.is_dir() or any(root.iterdir())):
         raise UsageError(f"--keep {keep} is there and not empty: name a new directory")
@@ -88,11 +84,7 @@ def prepared(keep: Path | None) -> Iterator[DemoFiles]:
 
 @contextmanager
 def _alone(root: Path) -> Iterator[None]:
-    """Hold the mark for as long as the demo lasts.
-
-    Raises:
-        UsageError: another demo holds it.
-    """
+    """Hold the mark for as long as the demo lasts."""
     if not (root / _MARK).exists() and any(root.iterdir()):
         raise UsageError(
             f"{root} has something in it that is no demo: name another directory with --keep"

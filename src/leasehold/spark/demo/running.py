@@ -1,11 +1,8 @@
-"""The demo from its first flight to its verdict.
+"""The demo from its first flight to its verdict, and the commands to try afterwards.
 
-What to do after the demo: commands that can be copied as they are printed.
-
-Guarantees: the commands are those of the environment that ran the demo, quoted for a shell. A line
-of more than 80 columns is broken between options, with a backslash, and goes on below.
-
-The end of the demo: the table beside the flights, the audit, and one word for both.
+The verdict compares the table with the flights and includes the audit. The commands are those of
+the environment that ran the demo, quoted for a shell; a line of more than 80 columns is broken
+between options, with a backslash.
 """
 
 from __future__ import annotations
@@ -52,7 +49,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditWord:
-    """What the audit says: how many claims it looked at, and how many of them hold."""
+    """The result of the audit: how many claims it tested, and how many of them hold."""
 
     claims: int
     proved: int
@@ -78,7 +75,7 @@ class DemoVerdict:
         return self.comparison.equal and self.audit.holds and self.shown.refused_rows > 0
 
     def rows(self) -> list[tuple[str, str, bool]]:
-        """What was looked at, what was found, and whether that is right."""
+        """Return what was checked, what was found, and whether that is right."""
         comparison, audit = self.comparison, self.audit
         found = f"{comparison.in_table:,} of {comparison.flights:,}"
         groups = f"{comparison.groups - comparison.unequal:,} of {comparison.groups:,}"
@@ -110,7 +107,7 @@ _ROWS = "A row of the table holds the sums of one batch, by carrier, route and h
 
 
 def table_of(verdict: DemoVerdict) -> RenderableType:
-    """The verdict for people."""
+    """Return the verdict as a table."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("what was looked at")
     table.add_column("found", justify="right")
@@ -122,7 +119,7 @@ def table_of(verdict: DemoVerdict) -> RenderableType:
 
 
 def wrong(verdict: DemoVerdict) -> list[str]:
-    """What is wrong, line by line; empty if nothing is."""
+    """Return what is wrong, line by line; empty if nothing is."""
     return [*verdict.comparison.examples, *verdict.audit.words]
 
 
@@ -132,7 +129,7 @@ _MORE = "      "
 
 
 def further(place: DemoFiles, *, programs: Path, cwd: Path) -> list[str]:
-    """Lines to print; ``programs``: the directory of ``sys.executable``."""
+    """Return lines to print; ``programs``: the directory of ``sys.executable``."""
     leasehold = called("leasehold", programs=programs, cwd=cwd)
     python = called("python", programs=programs, cwd=cwd)
     store = ["--store", place.url]
@@ -145,7 +142,7 @@ def further(place: DemoFiles, *, programs: Path, cwd: Path) -> list[str]:
 
 
 def called(name: str, *, programs: Path, cwd: Path) -> str:
-    """How to call a program from ``cwd``: ``.venv/bin/leasehold``, or its name alone."""
+    """Return how to call a program from ``cwd``: ``.venv/bin/leasehold``, or its name alone."""
     program = programs / name
     if not program.exists():
         return name
@@ -153,7 +150,7 @@ def called(name: str, *, programs: Path, cwd: Path) -> str:
 
 
 def command(*parts: list[str]) -> list[str]:
-    """One command in lines that fit, if no part alone is longer than a line."""
+    """Return one command in lines that fit, if no part alone is longer than a line."""
     lines: list[str] = []
     line = _INDENT
     for number, part in enumerate(map(shlex.join, parts)):
@@ -183,12 +180,7 @@ class DemoOptions:
 def run_demo(
     place: DemoFiles, options: DemoOptions, *, console: Console, clock: Clock
 ) -> DemoVerdict:
-    """Run it; it takes about two minutes.
-
-    Raises:
-        UsageError: the flights are not installed.
-        LeaseholdError: something did not happen that had to, or a driver ended by itself.
-    """
+    """Run the demo; it takes about two minutes."""
     flights = read_flights(flights_file(), most=options.flights)
     with ThreadPoolExecutor(1, "spark of the audit") as pool:
         begun: list[Future[SparkSession]] = []

@@ -1,17 +1,9 @@
-"""What people see while the demo runs: a picture on a terminal, else one line for each event.
+"""The display of the demo: a live screen on a terminal, else one line for each event.
 
-A line of more than 80 columns is folded, and goes on below its words.
-
-What a driver of the demo says to the demo, one line of JSON each, and what it is told.
-
-A driver says what it does; the screen believes only the store. The words serve to stop a driver at
-one exact moment, and to quote the table when it refuses a commit.
-
-What the store says of the group at one moment: who owns what, and how far everything is. Pure.
-
-Nothing here comes from the drivers: their own word is no proof.
-
-The story of the demo in lines: who takes what from whom, and how long it took. Pure.
+Drivers report in lines of JSON (``DriverReport``), but the screen shows only what the store knows:
+which driver owns what, and the progress of each (``GroupLook``, ``Rates``). ``Story`` turns changes
+into lines: which driver takes what from which, and how long it took. A line of more than 80 columns
+is folded.
 """
 
 from __future__ import annotations
@@ -42,20 +34,20 @@ if TYPE_CHECKING:
 
 
 class WaitPoint(StrEnum):
-    """Where a driver can be made to wait."""
+    """Where a driver can be paused."""
 
-    STAGED = "staged"  # rows are written, nobody sees them, the commit is the next call
-    COMMITTED = "committed"  # the table has them, the store has not heard of it
+    STAGED = "staged"  # rows are written and invisible, the commit is the next call
+    COMMITTED = "committed"  # the table has them, the store does not know yet
 
 
 class LineKind(StrEnum):
-    """What is said."""
+    """The kinds of reports."""
 
     READY = "ready"
     STAGED = "staged"
     COMMITTED = "committed"
     REFUSED = "refused"
-    WAITS = "waits"  # at the moment that was asked for
+    WAITS = "waits"  # at the requested point
     ENDED = "ended"
 
 
@@ -69,12 +61,12 @@ class DriverReport:
     words: str = ""
 
     def line(self) -> str:
-        """As it goes through the pipe."""
+        """Return the report as a line of JSON."""
         return json.dumps(asdict(self))
 
 
 def heard(line: str) -> DriverReport | None:
-    """The line as a record; ``None`` for whatever else a program prints."""
+    """Return the line as a record; ``None`` for whatever else a program prints."""
     try:
         fields = json.loads(line)
         return DriverReport(
@@ -92,7 +84,7 @@ _WINDOW_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionLook:
-    """A partition. ``owner`` is ``None`` while nobody's lease covers it; ``done`` counts events."""
+    """A partition. ``owner`` is ``None`` while no lease covers it; ``done`` counts events."""
 
     partition: str
     owner: str | None
@@ -125,7 +117,7 @@ class GroupLook:
         return sum(each.head for each in self.parts)
 
     def owned_by(self, name: str) -> tuple[str, ...]:
-        """The partitions of a driver."""
+        """Return the partitions of a driver."""
         return tuple(each.partition for each in self.parts if each.owner == name)
 
     @property
@@ -135,12 +127,12 @@ class GroupLook:
 
 
 def driver_of(holder: str) -> str:
-    """The name of a driver in the id under which the group knows it: ``A-host-1f2e3d4c``."""
+    """Return the name of a driver in the id under which the group knows it: ``A-host-1f2e3d4c``."""
     return holder.partition("-")[0]
 
 
 def look_of(view: GroupView, *, at_s: float) -> GroupLook:
-    """The view of a group, as the demo needs it."""
+    """Return the view of a group, as the demo needs it."""
     return GroupLook(at_s=at_s, parts=tuple(map(_part, view.partitions)))
 
 
@@ -165,7 +157,7 @@ class Rates:
     _done: dict[str, int] = field(default_factory=dict)
 
     def add(self, look: GroupLook) -> None:
-        """Take a further look into account."""
+        """Add a further look."""
         for part in look.parts:
             moved = part.done - self._done.get(part.partition, 0)
             if moved > 0 and part.owner is not None:
@@ -176,11 +168,11 @@ class Rates:
             self._seen.popleft()
 
     def total(self, name: str) -> int:
-        """All events of a driver."""
+        """Return all events of a driver."""
         return self._totals.get(name, 0)
 
     def per_s(self, name: str) -> float:
-        """Its rate now."""
+        """Return its rate now."""
         if not self._seen:
             return 0.0
         (began_s, before), (now_s, now) = self._seen[0], self._seen[-1]
@@ -189,7 +181,7 @@ class Rates:
 
 
 def listed(partitions: Sequence[str]) -> str:
-    """``partition 3`` or ``partitions 0, 2, 5``."""
+    """Return ``partition 3`` or ``partitions 0, 2, 5``."""
     noun = "partition" if len(partitions) == 1 else "partitions"
     return f"{noun} {', '.join(partitions)}"
 
@@ -212,21 +204,21 @@ class Story:
     _gone: dict[str, tuple[float, str]] = field(default_factory=dict)
 
     def tell(self, at_s: float, words: str, tone: str = "plain") -> StoryLine:
-        """Something that the demo did or heard."""
+        """Add a line on what the demo did or learned."""
         line = StoryLine(at_s=at_s, words=words, tone=tone)
         self.lines.append(line)
         return line
 
     def lost(self, name: str, at_s: float, how: str) -> None:
-        """A driver works no more: ``how`` is ``was killed`` or ``was stopped``."""
+        """Note that a driver does not work: ``how`` is ``was killed`` or ``was stopped``."""
         self._gone[name] = (at_s, how)
 
     def back(self, name: str) -> None:
-        """It works again."""
+        """Note that it works again."""
         self._gone.pop(name, None)
 
     def see(self, look: GroupLook) -> list[StoryLine]:
-        """Tell which partitions have changed their owner since the last look."""
+        """Add a line for partitions that have changed their owner since the last look."""
         moved: dict[tuple[str, str], list[str]] = defaultdict(list)
         for part in look.parts:
             before = self._owners.get(part.partition, "")
@@ -268,7 +260,7 @@ class DriverLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScreenContents:
-    """All that is shown at one moment."""
+    """Everything that is shown at one time."""
 
     look: GroupLook
     drivers: tuple[DriverLine, ...]
@@ -277,7 +269,7 @@ class ScreenContents:
 
 
 class Screen:
-    """``with`` begins and ends the picture; ``show`` paints it anew, ``tell`` adds a line."""
+    """``with`` begins and ends the display; ``show`` refreshes it, ``tell`` adds a line."""
 
     def __init__(self, console: Console) -> None:
         """On a terminal it is painted over and over; else lines follow each other."""
@@ -304,7 +296,7 @@ class Screen:
             self._live.stop()
 
     def tell(self, line: StoryLine) -> None:
-        """A new line of the story; a terminal gets it above the picture, to stay."""
+        """Print a line of the story; on a terminal it stays above the live display."""
         words = folded(line.words, width=self._width)
         self._console.print(
             Text.assemble((f"{line.at_s:5.1f} s  ", "dim"), (words, _STYLES[line.tone])),
@@ -312,7 +304,7 @@ class Screen:
         )
 
     def show(self, picture: ScreenContents) -> None:
-        """Paint the picture; without a terminal a line now and then says how far it is."""
+        """Refresh the display; without a terminal, print the progress now and then."""
         if self._live is not None:
             self._live.update(painted(picture), refresh=True)
         elif picture.look.at_s >= self._told_s + _TOLD_EVERY_S:
@@ -326,7 +318,7 @@ class Screen:
 
 
 def folded(words: str, *, width: int = _WIDEST) -> str:
-    """The words behind a time, in as many lines as they need. A path is never broken."""
+    """Return the text after a time, in as many lines as it needs. Paths are not broken."""
     lines = textwrap.wrap(
         words, width=max(1, width - _TIME), break_long_words=False, break_on_hyphens=False
     )
@@ -334,7 +326,7 @@ def folded(words: str, *, width: int = _WIDEST) -> str:
 
 
 def progress_words(picture: ScreenContents) -> str:
-    """How far it is."""
+    """Return the progress as one line."""
     shares = ", ".join(
         f"{each.name} {each.state}"
         + (f" ({each.partitions} partitions, {each.per_s:,.0f}/s)" if each.partitions else "")
@@ -346,7 +338,7 @@ def progress_words(picture: ScreenContents) -> str:
 
 
 def painted(picture: ScreenContents) -> RenderableType:
-    """The picture for a terminal of 80 columns."""
+    """Return the display for a terminal of 80 columns."""
     sides = Table.grid(padding=(0, 3))
     sides.add_row(_partitions(picture.look), _drivers(picture.drivers))
     return Group(_bars(picture), Text(), sides)

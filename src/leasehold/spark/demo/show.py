@@ -1,12 +1,10 @@
-"""The course of the demo: who is started, killed, stopped and woken, and when.
+"""The course of the demo: which driver is started, killed, stopped and resumed, and when.
 
-Guarantees: each fault comes at a moment that is sure to hurt, however fast the machine is: the
-sender keeps back enough flights for it. Whatever happens, also Ctrl-C, no process is left behind.
+Guarantees: each fault comes while a batch is in progress, however fast the machine is, because the
+sender holds back enough flights for it. Whatever happens, also Ctrl-C, no process is left behind.
 
-The flights on their way into the log: at a pace, and never further than they may go.
-
-Guarantees: all events are sent once, in order. A gate keeps some of them back, so that there is
-still work when the next fault comes; time spent before it is not made up for.
+The sender sends all events once, in order, at a fixed pace. A gate holds some of them back; time
+spent at the gate is not made up for.
 """
 
 from __future__ import annotations
@@ -56,13 +54,12 @@ class SendPace:
     """How many events may have been sent by now; ``None`` events per second: any number. Pure."""
 
     def __init__(self, per_s: float | None, *, now_s: float) -> None:
-        """Begin with none."""
         self._per_s = per_s
         self._now_s = now_s
         self._due = 0.0
 
     def due(self, now_s: float, *, sent: int, gate: int) -> int:
-        """How many to send now: ``gate`` in all at most, and never too many at once."""
+        """Return how many to send now: at most ``gate`` in all, and a bounded number per call."""
         passed_s, self._now_s = now_s - self._now_s, now_s
         if self._per_s is None:
             self._due = float(gate)
@@ -72,12 +69,11 @@ class SendPace:
 
 
 class EventSender:
-    """Sends a table of events in a thread of its own. ``open_to`` opens the gate further."""
+    """Sends a table of events in a separate thread. ``open_to`` opens the gate further."""
 
     def __init__(
         self, log: Log, stream: str, events: pa.Table, *, per_s: float | None, clock: Clock
     ) -> None:
-        """Nothing is sent yet."""
         self._log = log
         self._stream = stream
         self._events = events
@@ -99,7 +95,7 @@ class EventSender:
         self._thread.start()
 
     def open_to(self, count: int) -> None:
-        """Let so many in all pass."""
+        """Let ``count`` events in all pass."""
         self._gate = max(self._gate, min(count, self._events.num_rows))
 
     def close(self) -> None:
@@ -111,7 +107,7 @@ class EventSender:
     def _work(self) -> None:
         try:
             self._send_all()
-        except BaseException as error:  # noqa: BLE001 - told to whoever looks after us
+        except BaseException as error:  # noqa: BLE001 - raised by the show
             self.error = error
 
     def _send_all(self) -> None:
@@ -137,7 +133,7 @@ class EventSender:
 _LOOK_EVERY_S = 0.3
 _PATIENCE_S = 180.0
 _GOODBYE_S = 30.0
-# Shares of all flights. The sender waits at a gate until the fault that comes there is on its way.
+# Fractions of all flights. The sender waits at a gate until the fault at it has begun.
 _KILL_AT, _FIRST_GATE = 0.30, 0.35
 _STOP_AT, _SECOND_GATE = 0.60, 0.65
 _MIN_SHARE, _MIN_PART = 0.003, 0.25
@@ -200,11 +196,7 @@ class Show:
         self._gate_until = ""
 
     async def run(self) -> Shown:
-        """Run it to the end: all flights are in the table, as far as the store knows.
-
-        Raises:
-            LeaseholdError: something did not happen in time, or a driver ended by itself.
-        """
+        """Run it to the end: all flights are in the table, as far as the store knows."""
         with self._stack, self._screen:
             log = self._stack.enter_context(
                 Log.open(self._place.url, volumes=[self._place.volume], name="demo")
@@ -249,7 +241,7 @@ class Show:
     # --------------------------------------------------------------- faults
 
     async def _kill_b(self) -> DriverReport:
-        """Between the commit in the table and the checkpoint in the store: the worst moment."""
+        """Kill B between the commit in the table and the checkpoint in the store."""
         await self._until("a third is done", lambda look: look.done >= _KILL_AT * self._total)
         driver = self._drivers["B"]
         batch = await self._halted(driver, WaitPoint.COMMITTED, _SECOND_GATE)
@@ -270,7 +262,7 @@ class Show:
         return batch
 
     async def _pause_a(self) -> tuple[float, DriverReport]:
-        """Just before its commit, past its lease, and until its successor has committed."""
+        """Pause A just before its commit, past its lease, until its successor has committed."""
         await self._until("A and C share the partitions", lambda look: self._share("A", "C", look))
         self._gate_until = ""
         await self._until("two thirds are done", self._second_gate_is_near)
@@ -307,20 +299,16 @@ class Show:
         return paused_s, refused
 
     async def _halted(self, driver: Driver, moment: WaitPoint, gate: float) -> DriverReport:
-        """Let the driver wait at a moment of its next batch, for which flights are let in."""
+        """Pause the driver at a point of its next batch, for which the gate is opened."""
         driver.halt_at(moment, min_rows=self._min_rows)
         self._open_gate(gate)
         await self._until(f"{driver.name} is {moment}", lambda _: bool(driver.said(LineKind.WAITS)))
         return driver.said(LineKind.WAITS)[-1]
 
-    # ---------------------------------------------------------------- looks
+    # --------------------------------------------------------------- polling
 
     async def _until(self, what: str, true: Callable[[GroupLook], bool]) -> None:
-        """Look, and look again, until it is so.
-
-        Raises:
-            LeaseholdError: it did not come to pass, or something has ended that should not.
-        """
+        """Poll the store until the condition is true."""
         limit_s = self._now_s() + _PATIENCE_S + self._pace_s
         while True:
             await self._see()
@@ -380,7 +368,10 @@ class Show:
         return look.all_owned and bool(look.owned_by(one)) and bool(look.owned_by(other))
 
     def _second_gate_is_near(self, look: GroupLook) -> bool:
-        """By the store, or by the sender: a checkpoint that died with B is not written again."""
+        """Return whether the second fault is due, by the store or by the sender.
+
+        A checkpoint that was lost with B is not written again.
+        """
         waits = self._sender.sent >= round(_SECOND_GATE * self._total)
         return waits or look.done >= _STOP_AT * self._total
 
@@ -397,7 +388,7 @@ class Show:
     def _min_rows(self) -> int:
         """Of a batch that is worth a fault: not the first trickle after a gate."""
         least = _MIN_SHARE * self._total
-        if self._options.per_s:  # half of what comes in an interval goes to each driver
+        if self._options.per_s:  # each driver gets half of what is sent in an interval
             least = min(least, _MIN_PART * self._options.per_s * self._options.interval_s)
         return int(least)
 
@@ -417,7 +408,7 @@ class Show:
         self._sender.open_to(self._gate)
 
     def _tell_of_the_gate(self) -> None:
-        """Say once why nothing is sent, if that takes longer than a look."""
+        """Report once why nothing is sent, if that takes longer than one look."""
         if self._gate_until and self._sender.sent >= self._gate:
             self._tell(
                 f"{self._sender.sent:,} flights are sent; the rest waits until {self._gate_until}"
@@ -439,7 +430,7 @@ class Show:
 
 
 def _succeeded(look: GroupLook, epochs: dict[str, int]) -> bool:
-    """Whether somebody else owns all these partitions, and has committed to one of them."""
+    """Return whether another driver owns all these partitions, and has committed to one of them."""
     parts = [each for each in look.parts if each.partition in epochs]
     owned = all(each.owner and each.epoch > epochs[each.partition] for each in parts)
     return owned and any(each.done_epoch > epochs[each.partition] for each in parts)

@@ -1,1 +1,1 @@
-"""Writing batches of rows to the log: all of a batch or nothing of it, once."""
+"""The log writer: batches of rows published in the log, all or nothing, each once."""

@@ -1,6 +1,6 @@
-"""One commit of a batch for the log, inside its transaction: entered, found, or refused.
+"""One commit of a batch for the log, inside its transaction: inserted, found, or refused.
 
-The rules of the contract of a sink (``leasehold.spark.sinks.port``) are here, over the rows that a
+The rules of a sink (``leasehold.spark.sinks.port``) are applied here, to the rows that the
 transaction sees. A refusal is returned, not raised: it is counted in the same transaction.
 """
 
@@ -27,20 +27,20 @@ class CommitRequest:
     """What a commit asks for.
 
     Attributes:
-        sink: who writes, by a name that stays the same when it is started again.
-        group: whose positions are moved.
-        lane: batches of one lane are published one after the other.
-        shares: what is read, under which epochs.
+        sink: the writer, by a name that stays the same across restarts.
+        group: the group whose positions are moved.
+        producer: batches of one producer are published one after the other.
+        parts: the ranges that were read, with their epochs.
         holder, began_at: for the history.
-        by_number: the shares are batch numbers of a query: one that begins anew after a crash may
+        by_number: the ranges are batch numbers of a query: one that restarts after a crash may
             find its last batch committed under an older epoch.
         fence_key: a key of the store that must be held, under ``fence_epoch``; empty: none.
     """
 
     sink: str
     group: str
-    lane: str
-    shares: tuple[BatchPart, ...]
+    producer: str
+    parts: tuple[BatchPart, ...]
     holder: str
     began_at: str
     by_number: bool = False
@@ -50,13 +50,13 @@ class CommitRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedBatch:
-    """A batch that is committed. ``partitions``: how many the stream had then."""
+    """A committed batch. ``partitions``: how many the stream had then."""
 
     sink: str
     number: int
     stream: str
-    stream_made: str
-    lane: str
+    stream_created_at: str
+    producer: str
     partitions: int
     rows: int
     bytes: int
@@ -65,21 +65,21 @@ class PublishedBatch:
 
     @property
     def label(self) -> str:
-        """In words."""
+        """The batch as text."""
         return f"batch {self.number} of {self.sink} ({self.rows} events for {self.stream!r})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entered:
-    """The answer to a commit.
+class CommitResult:
+    """The result of a commit.
 
-    ``before``: batches of its lane that must be published first; then nothing was done.
-    ``record`` None with none of those: it was done before, and is not remembered any more.
+    ``publish_first``: batches of the same producer that must be published first; nothing was done.
+    ``record`` is None without these if it was committed before, and its record was deleted since.
     """
 
     record: PublishedBatch | None
     is_new: bool = False
-    before: tuple[PublishedBatch, ...] = ()
+    publish_first: tuple[PublishedBatch, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,170 +87,173 @@ class PublicationStep:
     """One commit, inside its transaction. Refusals are returned, so that they can be counted."""
 
     tx: Tx
-    claim: CommitRequest
+    request: CommitRequest
     stream: StreamInfo
 
-    def made(
+    def run(
         self, staged: Sequence[StagedFile], *, unfit: LeaseholdError | None
-    ) -> Entered | LeaseholdError:
-        """Enter it, find it, or say why not."""
-        claim, tx = self.claim, self.tx
-        last = prepared(tx, claim.sink, self.stream)
+    ) -> CommitResult | LeaseholdError:
+        """Insert the batch, find it, or return the refusal."""
+        request, tx = self.request, self.tx
+        last = ensure_sink(tx, request.sink, self.stream)
         if isinstance(last, LeaseholdError):
             return last
-        if (refused := self._refused()) is not None:
-            tx.run("sink_refused", sink=claim.sink)
+        if (refused := self._refusal()) is not None:
+            tx.run("sink_refused", sink=request.sink)
             return refused
-        found = [self._found(share) for share in claim.shares]
+        found = [self._is_committed(part) for part in request.parts]
         if all(found):
-            return self._done_before()
-        changes = filter(None, map(self._changed, claim.shares))
+            return self._earlier_commit()
+        changes = filter(None, map(self._position_conflict, request.parts))
         if (reason := next(changes, unfit)) is not None:
             return reason
-        before = self._before()
-        if before:
-            return Entered(record=None, before=before)
-        return Entered(record=self._entered(last + 1, staged), is_new=True)
+        publish_first = self._unpublished_before()
+        if publish_first:
+            return CommitResult(record=None, publish_first=publish_first)
+        return CommitResult(record=self._insert(last + 1, staged), is_new=True)
 
-    def _place(self, share: BatchPart) -> tuple[SinkPosition, int]:
-        return place_of(self.tx, self.claim.sink, self.claim.group, share.range.partition)
+    def _position(self, part: BatchPart) -> tuple[SinkPosition, int]:
+        return position_of(self.tx, self.request.sink, self.request.group, part.range.partition)
 
-    def _refused(self) -> FencedWrite | None:
-        claim = self.claim
-        for share in claim.shares:
-            known = self._place(share)[0].epoch
-            if claim.by_number:
-                row = self.tx.one("place_highest", sink=claim.sink, grp=claim.group)
+    def _refusal(self) -> FencedWrite | None:
+        request = self.request
+        for part in request.parts:
+            known = self._position(part)[0].epoch
+            if request.by_number:
+                row = self.tx.one("position_highest_epoch", sink=request.sink, grp=request.group)
                 known = known if row is None else int(row[0])
-            if known > share.epoch:
-                return fenced(claim.group, share.range.partition, share.epoch, known)
-        if not claim.fence_key:
+            if known > part.epoch:
+                return fenced_write(request.group, part.range.partition, part.epoch, known)
+        if not request.fence_key:
             return None
-        row = self.tx.one("owner_get", key=claim.fence_key)
-        if row is not None and row[0] == claim.fence_epoch and row[2] > self.tx.now:
+        row = self.tx.one("owner_get", key=request.fence_key)
+        if row is not None and row[0] == request.fence_epoch and row[2] > self.tx.now:
             return None
         now = "nobody" if row is None else f"{row[1]} under epoch {row[0]}"
         return FencedWrite(
-            f"{claim.fence_key} is held by {now}, and this batch was made under epoch "
-            f"{claim.fence_epoch}, which is over: nothing was written, stop this query",
-            key=claim.fence_key,
-            epoch=claim.fence_epoch,
+            f"{request.fence_key} is held by {now}, and this batch was made under epoch "
+            f"{request.fence_epoch}, which is over: nothing was written, stop this query",
+            key=request.fence_key,
+            epoch=request.fence_epoch,
             reason="fenced",
             now_held_by=None if row is None else str(row[1]),
         )
 
-    def _found(self, share: BatchPart) -> bool:
-        """Whether this share was committed before."""
-        known, moved_epoch = self._place(share)
-        same_owner = self.claim.by_number or moved_epoch == share.epoch
-        return known.position == share.range.end and same_owner
+    def _is_committed(self, part: BatchPart) -> bool:
+        """Return whether this part was committed before."""
+        known, moved_epoch = self._position(part)
+        same_owner = self.request.by_number or moved_epoch == part.epoch
+        return known.position == part.range.end and same_owner
 
-    def _changed(self, share: BatchPart) -> SinkChanged | None:
-        known, _ = self._place(share)
-        if known.position is None or known.position == share.range.start:
+    def _position_conflict(self, part: BatchPart) -> SinkChanged | None:
+        known, _ = self._position(part)
+        if known.position is None or known.position == part.range.start:
             return None
-        if not self.claim.by_number:
+        if not self.request.by_number:
             return SinkChanged(
-                f"{self.claim.sink} holds {self.claim.group} up to {known.position} in partition "
-                f"{share.range.partition}, and the batch is {share.range}: somebody else moved "
-                "the position; start the pipeline again, it goes on from there"
+                f"{self.request.sink} holds {self.request.group} up to {known.position} in "
+                f"partition {part.range.partition}, and the batch is {part.range}: somebody else "
+                "moved the position; start the pipeline again, it goes on from there"
             )
-        if known.position < share.range.start:
-            return None  # the query wrote elsewhere meanwhile
+        if known.position < part.range.start:
+            return None  # the query wrote to another sink in between
         return SinkChanged(
-            f"{self.claim.sink} holds the batches before {known.position}, and this is batch "
-            f"{share.range.start}: the query seems to have a new or an older checkpoint; give it a "
+            f"{self.request.sink} holds the batches before {known.position}, and this is batch "
+            f"{part.range.start}: the query seems to have a new or an older checkpoint; give it a "
             "new name (the option name), or its own checkpoint back"
         )
 
-    def _done_before(self) -> Entered:
-        claim, share = self.claim, self.claim.shares[0]
+    def _earlier_commit(self) -> CommitResult:
+        request, part = self.request, self.request.parts[0]
         row = self.tx.one(
-            "share_last",
-            sink=claim.sink,
-            grp=claim.group,
-            part=share.range.partition,
-            end_at=share.range.end,
+            "part_last",
+            sink=request.sink,
+            grp=request.group,
+            partition=part.range.partition,
+            end_at=part.range.end,
         )
         if row is None:
-            return Entered(record=None)
-        return Entered(record=record_of(self.tx.one("commit_get", sink=claim.sink, number=row[0])))
+            return CommitResult(record=None)
+        return CommitResult(
+            record=batch_from_row(self.tx.one("commit_get", sink=request.sink, number=row[0]))
+        )
 
-    def _before(self) -> tuple[PublishedBatch, ...]:
-        rows = self.tx.all("commits_left", stream=self.stream.name)
-        records = (record_of(row[:10]) for row in rows)
-        mine = (self.claim.sink, self.claim.lane)
-        return tuple(each for each in records if (each.sink, each.lane) == mine)
+    def _unpublished_before(self) -> tuple[PublishedBatch, ...]:
+        rows = self.tx.all("commits_unpublished", stream=self.stream.name)
+        records = (batch_from_row(row[:10]) for row in rows)
+        own = (self.request.sink, self.request.producer)
+        return tuple(each for each in records if (each.sink, each.producer) == own)
 
-    def _entered(self, number: int, staged: Sequence[StagedFile]) -> PublishedBatch:
-        claim, tx = self.claim, self.tx
-        tx.run("sink_number", sink=claim.sink, number=number)
+    def _insert(self, number: int, staged: Sequence[StagedFile]) -> PublishedBatch:
+        request, tx = self.request, self.tx
+        tx.run("sink_number", sink=request.sink, number=number)
         tx.run(
             "commit_put",
-            sink=claim.sink,
+            sink=request.sink,
             number=number,
             stream=self.stream.name,
-            made=self.stream.created_at,
-            lane=claim.lane,
+            created_at=self.stream.created_at,
+            producer=request.producer,
             partitions=self.stream.partitions,
-            grp=claim.group,
-            holder=claim.holder,
-            began_at=claim.began_at,
+            grp=request.group,
+            holder=request.holder,
+            began_at=request.began_at,
             committed_at=tx.wall,
             row_count=sum(each.rows for each in staged),
             byte_count=sum(each.bytes for each in staged),
             files=json.dumps([asdict(each) for each in staged]),
             tended_at=tx.now,
         )
-        for share in claim.shares:
-            part, end = share.range.partition, share.range.end
+        for part in request.parts:
+            partition, end = part.range.partition, part.range.end
             tx.run(
-                "share_put",
-                sink=claim.sink,
+                "part_put",
+                sink=request.sink,
                 number=number,
-                part=part,
-                start_at=share.range.start,
+                partition=partition,
+                start_at=part.range.start,
                 end_at=end,
-                epoch=share.epoch,
+                epoch=part.epoch,
             )
-            at = {"position": end, "epoch": share.epoch}
-            tx.run("place_move", sink=claim.sink, grp=claim.group, part=part, **at)
-        return record_of(tx.one("commit_get", sink=claim.sink, number=number))
+            at = {"position": end, "epoch": part.epoch}
+            tx.run("position_move", sink=request.sink, grp=request.group, partition=partition, **at)
+        return batch_from_row(tx.one("commit_get", sink=request.sink, number=number))
 
 
-def prepared(tx: Tx, sink: str, stream: StreamInfo) -> int | SinkChanged:
-    """The number of the last commit of the sink, which is made if it is new."""
-    made = stream.created_at
-    tx.run("sink_put", sink=sink, stream=stream.name, made=made)
+def ensure_sink(tx: Tx, sink: str, stream: StreamInfo) -> int | SinkChanged:
+    """Insert the sink if it is new; return the number of its last commit."""
+    created_at = stream.created_at
+    tx.run("sink_put", sink=sink, stream=stream.name, created_at=created_at)
     row = tx.one("sink_get", sink=sink)
-    if row is None:  # just made
+    if row is None:  # just inserted
         return 0
-    if (row[0], row[1]) != (stream.name, made):
+    if (row[0], row[1]) != (stream.name, created_at):
         there = f"{row[0]!r} of {row[1]}"
         return SinkChanged(
-            f"{sink} has written to the stream {there}, and this is {stream.name!r} of {made}: the "
-            "stream was made anew, or the name is used twice; give the sink another name"
+            f"{sink} has written to the stream {there}, and this is {stream.name!r} of "
+            f"{created_at}: the stream was made anew, or the name is used twice; give the sink "
+            "another name"
         )
     return int(row[2])
 
 
-def place_of(tx: Tx, sink: str, group: str, part: str) -> tuple[SinkPosition, int]:
-    """What is known of a partition, and the epoch of its last commit."""
-    row = tx.one("place_get", sink=sink, grp=group, part=part)
+def position_of(tx: Tx, sink: str, group: str, partition: str) -> tuple[SinkPosition, int]:
+    """Return what is known of a partition, and the epoch of its last commit."""
+    row = tx.one("position_get", sink=sink, grp=group, partition=partition)
     if row is None:
         return SinkPosition(), 0
     return SinkPosition(position=row[0], epoch=row[1]), int(row[2])
 
 
-def record_of(row: Any) -> PublishedBatch:
-    """A row of ``commit_get``."""
-    sink, number, stream, made, lane, partitions, rows, size, listed, published = row
+def batch_from_row(row: Any) -> PublishedBatch:
+    """Return the batch of a row of ``commit_get``."""
+    sink, number, stream, created_at, producer, partitions, rows, size, listed, published = row
     return PublishedBatch(
         sink=sink,
         number=number,
         stream=stream,
-        stream_made=made,
-        lane=lane,
+        stream_created_at=created_at,
+        producer=producer,
         partitions=partitions,
         rows=rows,
         bytes=size,
@@ -259,12 +262,12 @@ def record_of(row: Any) -> PublishedBatch:
     )
 
 
-def fenced(group: str, part: str, epoch: int, known: int) -> FencedWrite:
-    """The refusal of a write under ``epoch``, where ``known`` is higher."""
+def fenced_write(group: str, partition: str, epoch: int, known: int) -> FencedWrite:
+    """Return the refusal of a write under ``epoch``, where ``known`` is higher."""
     return FencedWrite(
-        f"{group}/{part} was taken over under epoch {known}, and this write is under epoch "
+        f"{group}/{partition} was taken over under epoch {known}, and this write is under epoch "
         f"{epoch}: it was refused and changed nothing; stop, somebody else goes on",
-        key=part,
+        key=partition,
         epoch=epoch,
         reason="fenced",
     )

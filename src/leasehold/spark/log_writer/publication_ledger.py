@@ -1,7 +1,7 @@
-"""The book of batches for the log: who may commit what, what is committed, what is published.
+"""The publication ledger: which batches for the log are committed, and which are published.
 
 Every call is one transaction of the store's database. A commit is the one atomic step of a batch:
-its record, its files, and the positions and epochs of all its shares, or nothing. It is refused
+its record, its files, and the positions and epochs of all its parts, or nothing. It is refused
 under an epoch that is over, and the same commit again finds the record of the first.
 """
 
@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, Self
 from leasehold.errors import FencedWrite, LeaseholdError
 from leasehold.spark.log_writer.publication import (
     CommitRequest,
-    Entered,
+    CommitResult,
     PublicationStep,
     PublishedBatch,
-    fenced,
-    place_of,
-    prepared,
-    record_of,
+    batch_from_row,
+    ensure_sink,
+    fenced_write,
+    position_of,
 )
 from leasehold.stores.blocking import named_queries, open_blocking
 
@@ -33,27 +33,20 @@ if TYPE_CHECKING:
     from leasehold.spark.sinks.port import SinkPosition
     from leasehold.stores.blocking import BlockingDatabase, Tx
 
-# Somebody who publishes says so every second. After this time without a word others may.
-_UNTENDED_S = 10.0
-_REMEMBERED = 100_000
+# A publishing process sends a heartbeat every second. Without one for this long others publish.
+_HEARTBEAT_TIMEOUT_S = 10.0
+_MAX_KEPT_COMMITS = 100_000
 
 
 class PublicationLedger:
     """Made by ``PublicationLedger.open``. Safe to use from several threads."""
 
     def __init__(self, database: BlockingDatabase) -> None:
-        """Over a database that is open."""
         self._database = database
 
     @classmethod
     def open(cls, url: str, *, clock: Clock) -> Self:
-        """Open the book in the database that ``url`` names.
-
-        Raises:
-            InvalidUrl: the URL names no database that can keep a log.
-            StoreUnavailable: there is no answer.
-            StoreUnusable: it can not serve.
-        """
+        """Open the ledger in the database that ``url`` names."""
         return cls(open_blocking(url, queries=_queries(), clock=clock, guard="guard"))
 
     @property
@@ -63,22 +56,16 @@ class PublicationLedger:
 
     def commit(
         self,
-        claim: CommitRequest,
+        request: CommitRequest,
         staged: Sequence[StagedFile],
         stream: StreamInfo,
         *,
         unfit: LeaseholdError | None = None,
-    ) -> Entered:
-        """Enter a batch, in one step. ``unfit``: why it can not be entered, if it is not there yet.
+    ) -> CommitResult:
+        """Insert a batch, in one step. ``unfit``: why it cannot be inserted if it is new."""
 
-        Raises:
-            FencedWrite: an epoch is over: somebody else goes on. Nothing was entered.
-            SinkChanged: it does not follow what was committed before.
-            StoreUnavailable: unknown whether it was done: call it again.
-        """
-
-        def step(tx: Tx) -> Entered | LeaseholdError:
-            return PublicationStep(tx, claim, stream).made(staged, unfit=unfit)
+        def step(tx: Tx) -> CommitResult | LeaseholdError:
+            return PublicationStep(tx, request, stream).run(staged, unfit=unfit)
 
         answer = self._database.write(step)
         if isinstance(answer, LeaseholdError):
@@ -88,19 +75,15 @@ class PublicationLedger:
     def fence(
         self, sink: str, group: str, epochs: Mapping[str, int], stream: StreamInfo
     ) -> Mapping[str, SinkPosition]:
-        """Raise epochs; return what was known before.
-
-        Raises:
-            SinkChanged: the stream was made anew.
-        """
+        """Raise epochs; return what was known before."""
 
         def step(tx: Tx) -> dict[str, SinkPosition] | LeaseholdError:
-            changed = prepared(tx, sink, stream)
+            changed = ensure_sink(tx, sink, stream)
             if isinstance(changed, LeaseholdError):
                 return changed
-            known = {part: place_of(tx, sink, group, part)[0] for part in epochs}
-            for part, epoch in epochs.items():
-                tx.run("place_fence", sink=sink, grp=group, part=part, epoch=epoch)
+            known = {partition: position_of(tx, sink, group, partition)[0] for partition in epochs}
+            for partition, epoch in epochs.items():
+                tx.run("position_fence", sink=sink, grp=group, partition=partition, epoch=epoch)
             return known
 
         answer = self._database.write(step)
@@ -108,92 +91,91 @@ class PublicationLedger:
             raise answer
         return answer
 
-    def move(self, sink: str, group: str, places: Mapping[str, SinkPosition]) -> None:
-        """Put positions anywhere.
-
-        Raises:
-            FencedWrite: an epoch is higher; nothing was moved.
-        """
+    def move(self, sink: str, group: str, positions: Mapping[str, SinkPosition]) -> None:
+        """Set positions to any value."""
 
         def step(tx: Tx) -> FencedWrite | None:
-            for part, place in places.items():
-                known, _ = place_of(tx, sink, group, part)
-                if known.epoch > place.epoch:
+            for partition, position in positions.items():
+                known, _ = position_of(tx, sink, group, partition)
+                if known.epoch > position.epoch:
                     tx.run("sink_refused", sink=sink)
-                    return fenced(group, part, place.epoch, known.epoch)
-            for part, place in places.items():
-                at = {"position": place.position, "epoch": place.epoch}
-                tx.run("place_move", sink=sink, grp=group, part=part, **at)
+                    return fenced_write(group, partition, position.epoch, known.epoch)
+            for partition, position in positions.items():
+                at = {"position": position.position, "epoch": position.epoch}
+                tx.run("position_move", sink=sink, grp=group, partition=partition, **at)
             return None
 
         if (refused := self._database.write(step)) is not None:
             raise refused
 
-    def left(
+    def unpublished(
         self,
         stream: str,
         *,
         sink: str = "",
-        lane: str = "",
+        producer: str = "",
         group: str = "",
-        parts: frozenset[str] = frozenset(),
+        partitions: frozenset[str] = frozenset(),
     ) -> list[PublishedBatch]:
-        """What is committed and not published, and is to be published by whoever asks.
+        """Return the committed batches that the caller is to publish.
 
-        That is what nobody is at work on; and at once: the lane of a sink, and what a group has
-        committed of ``parts``, which have a new owner.
+        These are batches without a recent heartbeat; and without waiting for that, those of the
+        sink's producer and those that a group has committed of ``partitions``, which have a new
+        owner.
         """
 
         def step(tx: Tx) -> list[PublishedBatch]:
             found = []
-            for row in tx.all("commits_left", stream=stream):
-                record, tended_at, grp = record_of(row[:10]), row[10], row[11]
-                mine = record.sink == sink and record.lane == lane
-                if record.sink == sink and grp == group and not mine:
-                    shares = tx.all("shares_of", sink=sink, number=record.number)
-                    mine = any(part in parts for (part,) in shares)
-                if mine or not 0.0 <= tx.now - tended_at < _UNTENDED_S:
+            for row in tx.all("commits_unpublished", stream=stream):
+                record, tended_at, grp = batch_from_row(row[:10]), row[10], row[11]
+                own = record.sink == sink and record.producer == producer
+                if record.sink == sink and grp == group and not own:
+                    rows = tx.all("parts_of", sink=sink, number=record.number)
+                    own = any(partition in partitions for (partition,) in rows)
+                if own or not 0.0 <= tx.now - tended_at < _HEARTBEAT_TIMEOUT_S:
                     found.append(record)
             return found
 
         return self._database.read(step)
 
-    def files_left(self, stream: str) -> set[str]:
-        """The files of all batches that are not published.
+    def unpublished_files(self, stream: str) -> set[str]:
+        """Return the files of all batches that are not published.
 
         Asked under the write lock: a commit whose answer was lost is over by then, done or not.
         """
-        rows = self._database.write(lambda tx: tx.all("commits_left", stream=stream))
-        return {file.path for row in rows for file in record_of(row[:10]).files}
+        rows = self._database.write(lambda tx: tx.all("commits_unpublished", stream=stream))
+        return {file.path for row in rows for file in batch_from_row(row[:10]).files}
 
-    def tend(self, record: PublishedBatch) -> bool:
-        """Say that somebody is at work on it; False if there is nothing to do any more."""
+    def heartbeat(self, record: PublishedBatch) -> bool:
+        """Record that the batch is being published; return False if it is published already."""
         return self._database.write(
-            lambda tx: tx.run("commit_tend", sink=record.sink, number=record.number, now=tx.now) > 0
+            lambda tx: (
+                tx.run("commit_heartbeat", sink=record.sink, number=record.number, now=tx.now) > 0
+            )
         )
 
     def publish(self, record: PublishedBatch, *, forget: bool) -> None:
-        """Note that all its events are in the log. ``forget``: the whole sink was for it alone."""
+        """Record that all its events are in the log. ``forget``: the sink was for it alone."""
 
         def step(tx: Tx) -> None:
             sink, number = record.sink, record.number
             tx.run("commit_published", sink=sink, number=number)
             if forget:
-                tx.run("places_forget", sink=sink)
+                tx.run("positions_forget", sink=sink)
                 tx.run("sink_forget", sink=sink)
-            oldest = number if forget else number - _REMEMBERED
+            oldest = number if forget else number - _MAX_KEPT_COMMITS
             if oldest > 0:
                 tx.run("commit_forget", sink=sink, number=oldest)
-                tx.run("shares_forget", sink=sink, number=oldest)
+                tx.run("parts_forget", sink=sink, number=oldest)
 
         self._database.write(step)
 
     def history(self, sink: str, group: str) -> list[tuple[Any, ...]]:
-        """The shares of all commits that are remembered, oldest first."""
+        """Return the parts of all recorded commits, oldest first."""
         return self._database.read(lambda tx: tx.all("history", sink=sink, grp=group))
 
     def refused(self, sink: str) -> int:
-        """How many writes under an older epoch were refused."""
+        """Return how many writes under an older epoch were refused."""
         row = self._database.read(lambda tx: tx.one("sink_get", sink=sink))
         return 0 if row is None else int(row[3])
 

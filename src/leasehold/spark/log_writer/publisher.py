@@ -1,31 +1,27 @@
-"""Writing batches of rows to the log from Spark: all of a batch or nothing of it, once.
+"""Publication of batches of rows in the log: all of a batch or nothing of it, once.
 
 1. **Stage.** Tasks write their rows to files in a directory that executors and drivers share
-   (``rows``). Only the files that a task has returned count.
+   (``staged_rows``). Only files that a task has returned count.
 2. **Commit.** The driver enters the batch in the store's database: its files, and the positions and
-   epochs that it moves, in one transaction (``book``). That is the commit point. A batch
-   that was entered before is not entered again, and one under an epoch that is over is refused.
-3. **Publish.** The files are sent to the log (``sending``). The log recognises what was
-   sent before, so this may be done again, by another process, and by two at once.
-4. The batch is noted as published and its files are removed.
+   epochs that it moves, in one transaction (``publication_ledger``). That is the commit point. A
+   batch that was entered before is found, and one under an epoch that is over is refused.
+3. **Publish.** ``BatchSender`` sends the files to the log. This may be repeated, also by another
+   process and by two at the same time.
+4. The batch is recorded as published and its files are removed.
 
-A crash before 2 leaves nothing but files that nobody looks at. After 2 the batch will be in the
-log: whoever commits next, opens the sink, or takes its partitions over, first finishes what was
-left. That is all or nothing for crashes and failures, **not isolation**: while a batch is being
-published, readers of the log see a part of it.
+A crash before 2 leaves only files that nothing reads. After 2 the batch will be in the log: the
+process that commits next, opens the sink, or takes over its partitions first publishes it. That is
+all or nothing for crashes and failures, **not isolation**: while a batch is being published,
+readers of the log see a part of it.
 
-Sends the staged events of a batch to the log, each once, whoever else does so or has done so.
+The log recognises repeated events by the producer's own sequence numbers. Event ``i`` of a
+partition in batch ``n`` of a producer has the number ``n * 2**32 + i``:
 
-The log recognises what a producer has sent before by the producer's own numbers of its events. All
-batches of a lane are one producer, and event ``i`` of a partition in batch ``n`` has the number
-``n * 2**32 + i``. So:
-
-* Sent again, by this process or another, in other cuts, after a part of it was stored: the log
-  leaves out what it has. An event is sent only when those before it are stored, so what it has is
-  always the beginning.
-* A process that wakes up late and sends an old batch has lower numbers than what came after it:
-  the log leaves out all of it. This needs that a batch is sent whole before the next of its lane.
-* A lane is one of the 10,000 producers that a partition remembers, however many batches it has.
+* Sent again, by any process, split differently, after a part was stored: the log skips what it has.
+  An event is sent only when those before it are stored, so what it has is always the beginning.
+* A process that resumes late and sends an old batch has lower numbers than what followed: the log
+  skips all of it. So a batch is sent whole before the next one of its producer.
+* A sink's producer is one of the 10,000 that a partition remembers, for any number of batches.
 """
 
 from __future__ import annotations
@@ -58,7 +54,7 @@ from leasehold.log.producer_batch import ProducerBatch
 from leasehold.log.segment_format import ProducerStamp
 from leasehold.log.streams import stream_directory
 from leasehold.spark.log_writer.publication_ledger import PublicationLedger
-from leasehold.spark.log_writer.staged_rows import StagingPlan, measured, staged_batches
+from leasehold.spark.log_writer.staged_rows import StagingPlan, size_and_checksum, staged_batches
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -73,38 +69,32 @@ if TYPE_CHECKING:
 
 _NUMBER_BITS = 32
 MAX_ROWS = 1 << _NUMBER_BITS
-_AT_ONCE_BYTES = 8 << 20  # stored with one sync
-_MAX_PARCELS = 32  # the same for the number of frames
+_MAX_SYNC_BYTES = 8 << 20  # stored with one sync
+_MAX_SYNC_FRAMES = 32  # the same for the number of frames
 _THREADS = 16
-_DELIVER_LIMIT_S = 60.0
-_ANSWER_LIMIT_S = 5.0
-_TEND_EVERY_S = 1.0
+_DELIVERY_TIMEOUT_S = 60.0
+_OWNER_TIMEOUT_S = 5.0
+_HEARTBEAT_INTERVAL_S = 1.0
 
-Staged = list[tuple[int, int, "pa.RecordBatch"]]  # shared out over how many, which one, the rows
+StagedBatches = list[tuple[int, int, "pa.RecordBatch"]]  # number of partitions, partition, rows
 
 
 class PublicationEnded(Exception):
-    """Somebody else has finished the batch."""
+    """Another process has published the batch."""
 
 
-def producer_of(record: PublishedBatch) -> bytes:
-    """The 16 bytes by which the log knows the lane of a batch."""
-    name = f"leasehold-spark\0{record.stream_made}\0{record.sink}\0{record.lane}"
+def producer_id(record: PublishedBatch) -> bytes:
+    """Return the 16 bytes by which the log knows the producer of a batch."""
+    name = f"leasehold-spark\0{record.stream_created_at}\0{record.sink}\0{record.producer}"
     return hashlib.sha256(name.encode()).digest()[:16]
 
 
-def opened(record: PublishedBatch) -> Staged:
-    """The batches of all files of a record where they lie, in their order, looked through.
-
-    Raises:
-        FileNotFoundError: a file is gone: the batch is published, or somebody removed it.
-        DataDamaged: a file is not as it was staged.
-        VolumeUnusable: a file can not be read.
-    """
-    found: Staged = []
+def read_staged(record: PublishedBatch) -> StagedBatches:
+    """Return the batches of all files of a record, in order and verified; not copied."""
+    found: StagedBatches = []
     for file in record.files:
         try:
-            if measured(Path(file.path)) != (file.bytes, file.checksum):
+            if size_and_checksum(Path(file.path)) != (file.bytes, file.checksum):
                 raise DataDamaged(
                     f"{file.path} is not as it was staged for {record.label}: bring it back from a "
                     "copy; until then nothing more can be committed here"
@@ -118,7 +108,7 @@ def opened(record: PublishedBatch) -> Staged:
 
 
 class BatchSender:
-    """Sends one record. ``tend`` says that somebody is at work, and whether there is work left."""
+    """Sends one record. ``heartbeat`` reports progress, and whether there is work left."""
 
     def __init__(
         self,
@@ -127,7 +117,7 @@ class BatchSender:
         stream: StreamInfo,
         *,
         clock: Clock,
-        tend: Callable[[], bool],
+        heartbeat: Callable[[], bool],
         step: Callable[[str], None],
     ) -> None:
         """Send nothing yet. ``step`` is called before each delivery, for tests."""
@@ -135,21 +125,14 @@ class BatchSender:
         self._log = log
         self._stream = stream
         self._clock = clock
-        self._tend = tend
+        self._heartbeat = heartbeat
         self._step = step
         self._lock = threading.Lock()
-        self._tended_at = clock.boottime_s()
-        self._producer = producer_of(record)
+        self._heartbeat_at_s = clock.boottime_s()
+        self._producer_id = producer_id(record)
 
-    def send(self, staged: Staged) -> None:
-        """Return when all events are stored, durably.
-
-        Raises:
-            Over: somebody else has finished it.
-            StoreUnavailable: not all could be stored in time; try again.
-            UnknownStream: the stream was deleted.
-            FileHeld: a partition is written on another machine.
-        """
+    def send(self, staged: StagedBatches) -> None:
+        """Return when all events are stored, durably."""
         if not staged:
             return
         numbers = set(range(self._record.partitions))
@@ -163,23 +146,23 @@ class BatchSender:
                 (each for each in failed if not isinstance(each, PublicationEnded)), failed[0]
             )
 
-    def _send(self, number: int, staged: Staged) -> None:
+    def _send(self, number: int, staged: StagedBatches) -> None:
         router = self._log._router(self._stream, number)  # noqa: SLF001 - it has its own numbers
-        owner_client = OwnerClient(clock=self._clock, owner_timeout_s=_ANSWER_LIMIT_S)
+        owner_client = OwnerClient(clock=self._clock, owner_timeout_s=_OWNER_TIMEOUT_S)
         try:
-            for parcels in self._parcels(self._rows_of(number, staged)):
-                self._go_on()
+            for batches in self._producer_batches(self._rows_of(number, staged)):
+                self._heartbeat_if_due()
                 self._step("sending")
-                deadline_s = self._clock.boottime_s() + _DELIVER_LIMIT_S
+                deadline_s = self._clock.boottime_s() + _DELIVERY_TIMEOUT_S
                 # The next ones follow when these are stored: no event is stored before another.
                 router.deliver(
-                    parcels, durable=True, owner_client=owner_client, deadline_s=deadline_s
+                    batches, durable=True, owner_client=owner_client, deadline_s=deadline_s
                 )
         finally:
             owner_client.close()
 
-    def _rows_of(self, number: int, staged: Staged) -> Iterator[pa.RecordBatch]:
-        """The rows for one partition. If the stream has grown since, they are shared out anew."""
+    def _rows_of(self, number: int, staged: StagedBatches) -> Iterator[pa.RecordBatch]:
+        """Yield the rows for one partition, distributed again if the stream has grown since."""
         partitions = self._record.partitions
         for count, at, rows in staged:
             if count == partitions:
@@ -190,36 +173,36 @@ class BatchSender:
                 if part is not None:
                     yield part
 
-    def _parcels(self, batches: Iterator[pa.RecordBatch]) -> Iterator[list[ProducerBatch]]:
-        at, size, parcels = self._record.number << _NUMBER_BITS, 0, list[ProducerBatch]()
+    def _producer_batches(self, batches: Iterator[pa.RecordBatch]) -> Iterator[list[ProducerBatch]]:
+        at, size, group = self._record.number << _NUMBER_BITS, 0, list[ProducerBatch]()
         for batch in batches:
-            if parcels and (size + batch.nbytes > _AT_ONCE_BYTES or len(parcels) >= _MAX_PARCELS):
-                yield parcels
-                size, parcels = 0, []
-            parcels.append(
+            if group and (size + batch.nbytes > _MAX_SYNC_BYTES or len(group) >= _MAX_SYNC_FRAMES):
+                yield group
+                size, group = 0, []
+            group.append(
                 ProducerBatch(
-                    stamp=ProducerStamp(producer=self._producer, sequence=at), batch=batch
+                    stamp=ProducerStamp(producer=self._producer_id, sequence=at), batch=batch
                 )
             )
             at += batch.num_rows
             size += batch.nbytes
-        if parcels:
-            yield parcels
+        if group:
+            yield group
 
-    def _go_on(self) -> None:
+    def _heartbeat_if_due(self) -> None:
         with self._lock:
-            if self._clock.boottime_s() - self._tended_at < _TEND_EVERY_S:
+            if self._clock.boottime_s() - self._heartbeat_at_s < _HEARTBEAT_INTERVAL_S:
                 return
-            if not self._tend():
+            if not self._heartbeat():
                 raise PublicationEnded
-            self._tended_at = self._clock.boottime_s()
+            self._heartbeat_at_s = self._clock.boottime_s()
 
 
 log = logging.getLogger("leasehold.spark")
 
-SAVES = "save/"  # begins the name of a sink that is made for one batch
-_SHARED = "queries"
-_ORPHANED = timedelta(days=1)
+SAVE_PREFIX = "save/"  # prefix of a sink that exists for one batch
+_SHARED_DIRECTORY = "queries"
+_ORPHAN_AGE = timedelta(days=1)
 
 
 class Publisher:
@@ -230,14 +213,13 @@ class Publisher:
         stream: str,
         *,
         log: Log,
-        book: PublicationLedger,
+        ledger: PublicationLedger,
         staging: str,
         clock: Clock,
         step: Callable[[str], None],
     ) -> None:
-        """Made by ``Publisher.open``."""
         self._log = log
-        self._book = book
+        self._ledger = ledger
         self._clock = clock
         self._step = step
         self._stream = log.stream(stream)
@@ -259,11 +241,6 @@ class Publisher:
         ``staging``: a directory that executors and drivers share; by default one beside the first
         volume of the log, which is right if all of them see the volumes at the same path.
         ``step`` is called between the steps of a batch, for tests.
-
-        Raises:
-            UnknownStream: there is none; the message names those there are.
-            UsageError: the store has no log.
-            InvalidUrl, StoreUnavailable, StoreUnusable: the store can not be opened.
         """
         clock = clock or SystemClock()
         with ExitStack() as undo:
@@ -271,13 +248,13 @@ class Publisher:
                 store, name=name, options=LogOptions(run_monitor=False), clock=clock
             )
             undo.callback(opened_log.close)
-            book = PublicationLedger.open(store, clock=clock)
-            undo.callback(book.close)
+            ledger = PublicationLedger.open(store, clock=clock)
+            undo.callback(ledger.close)
             made = cls(
                 stream,
                 log=opened_log,
-                book=book,
-                staging=str(Path(staging).absolute()) if staging else _beside(opened_log),
+                ledger=ledger,
+                staging=str(Path(staging).absolute()) if staging else _default_staging(opened_log),
                 clock=clock,
                 step=step,
             )
@@ -285,9 +262,9 @@ class Publisher:
         return made
 
     @property
-    def book(self) -> PublicationLedger:
+    def ledger(self) -> PublicationLedger:
         """The records of this store."""
-        return self._book
+        return self._ledger
 
     @property
     def stream(self) -> str:
@@ -295,16 +272,12 @@ class Publisher:
         return self._stream.name
 
     def plan(self, *, shared: bool = False) -> StagingPlan:
-        """Where tasks are to stage one batch: a directory that is new and theirs alone.
+        """Return where tasks are to stage one batch: a new directory for it alone.
 
-        ``shared``: one for all batches of all queries instead, which stays.
-
-        Raises:
-            UnknownStream: the stream was deleted.
-            VolumeUnusable: there can be no such directory.
+        ``shared``: one permanent directory for all batches of all queries instead.
         """
         found = self._log.stream(self._stream.name)
-        directory = self._staging / (_SHARED if shared else new_token())
+        directory = self._staging / (_SHARED_DIRECTORY if shared else new_token())
         try:
             directory.mkdir(parents=True, exist_ok=shared)
         except OSError as error:
@@ -315,79 +288,58 @@ class Publisher:
         return StagingPlan.of(found, str(directory))
 
     def fence(self, sink: str, group: str, epochs: Mapping[str, int]) -> Mapping[str, SinkPosition]:
-        """Raise epochs; return what was known before.
+        """Raise epochs; return what was known before."""
+        return self._ledger.fence(sink, group, epochs, self._log.stream(self.stream))
 
-        Raises:
-            SinkChanged: the stream was made anew.
-            UnknownStream: the stream was deleted.
-        """
-        return self._book.fence(sink, group, epochs, self._log.stream(self.stream))
-
-    def commit(self, claim: CommitRequest, staged: Iterable[StagedFile]) -> PublishedBatch | None:
-        """Commit a batch and publish it; None if it was done before and is forgotten.
-
-        Raises:
-            FencedWrite: an epoch is over: somebody else goes on. Nothing was entered.
-            SinkChanged: the batch does not follow what was committed before.
-            SinkUnfit: it has too many rows.
-            VolumeUnusable: a staged file is not to be seen here.
-            StoreUnavailable: unknown whether it was done, or not yet published: call it again.
-        """
+    def commit(self, request: CommitRequest, staged: Iterable[StagedFile]) -> PublishedBatch | None:
+        """Commit a batch and publish it; None if it was done before and is forgotten."""
         files = sorted(staged, key=lambda each: (each.task, each.path))
-        unfit = _unfit(files)  # of a batch that was published before the files are gone
+        unfit = _reason_unfit(files)  # of a batch that was published before the files are gone
         stream = self._log.stream(self._stream.name)
         self._step("staged")
-        entered = self._book.commit(claim, files, stream, unfit=unfit)
-        while entered.before:
-            for each in entered.before:
+        entered = self._ledger.commit(request, files, stream, unfit=unfit)
+        while entered.publish_first:
+            for each in entered.publish_first:
                 self.finish(each)
-            entered = self._book.commit(claim, files, stream, unfit=unfit)
+            entered = self._ledger.commit(request, files, stream, unfit=unfit)
         self._step("committed")
         record = entered.record
         if record is not None and not record.published:
             self._finish_own(record)
         if not entered.is_new:
-            log.info("%s was committed before", claim.sink)
+            log.info("%s was committed before", request.sink)
             self.remove(files)
-        self._finish_left()
+        self._try_publish_unfinished()
         self._sweep()
         return record
 
     def finish(self, record: PublishedBatch) -> None:
-        """Publish what is committed. Again, and by several at once, is harmless.
-
-        Raises:
-            StoreUnavailable: not all could be stored in time; it is committed, and will be
-                finished by whoever comes next.
-            DataDamaged, VolumeUnusable: a staged file can not be read.
-            FileHeld: a partition is written on another machine.
-            UnknownStream: the stream was deleted; the batch is gone with it.
-        """
-        forget = record.sink.startswith(SAVES)
+        """Publish what is committed. Safe to call twice, and from several processes."""
+        forget = record.sink.startswith(SAVE_PREFIX)
         try:
             sender = BatchSender(
                 record,
                 self._log,
                 self._stream_of(record),
                 clock=self._clock,
-                tend=lambda: self._book.tend(record),
+                heartbeat=lambda: self._ledger.heartbeat(record),
                 step=self._step,
             )
-            sender.send(opened(record))
+            sender.send(read_staged(record))
             self._step("sent")
-            self._book.publish(record, forget=forget)
+            self._ledger.publish(record, forget=forget)
             self._step("published")
         except PublicationEnded:
             return
         except FileNotFoundError as error:
-            if not self._book.tend(record):
-                return  # somebody else has published it, and removed its files
+            if not self._ledger.heartbeat(record):
+                return  # another process has published it, and removed its files
             raise VolumeUnusable(
                 f"{error.filename or error} of {record.label} is gone before it was published: it "
                 "must be seen here, at this path; bring it back"
             ) from error
         except UnknownStream:
-            self._book.publish(record, forget=forget)
+            self._ledger.publish(record, forget=forget)
             self.remove(record.files)
             raise
         self.remove(record.files)
@@ -395,7 +347,7 @@ class Publisher:
 
     def _stream_of(self, record: PublishedBatch) -> StreamInfo:
         found = self._log.stream(record.stream)
-        if found.created_at != record.stream_made:
+        if found.created_at != record.stream_created_at:
             raise UnknownStream(
                 f"the stream {record.stream!r} was deleted and made anew before {record.label} "
                 "was published: the batch is gone with it"
@@ -409,15 +361,16 @@ class Publisher:
             with suppress(OSError):
                 path.unlink(missing_ok=True)
         for directory in {path.parent for path in paths}:
-            _drop(directory)
+            _remove_if_empty(directory)
 
     def discard(self, files: Iterable[StagedFile], plan: StagingPlan | None = None) -> None:
-        """Remove what was staged, if it is not committed; of a plan all there is. Never raises.
+        """Remove what was staged, if it is not committed; of a plan, all files. Never raises.
 
-        What can not be found out now is left: it is swept when it is a day old.
+        If the store cannot be asked now, the files are left: they are swept when they are a day
+        old.
         """
         try:
-            kept = self._book.files_left(self.stream)
+            kept = self._ledger.unpublished_files(self.stream)
         except LeaseholdError as error:
             log.info("staged files are left to be swept: %s", error)
             return
@@ -429,29 +382,27 @@ class Publisher:
         """Remove the directory of a plan whose batch is published. Never raises."""
         shutil.rmtree(plan.directory, ignore_errors=True)
 
-    def finish_left(
+    def publish_unfinished(
         self,
         *,
         sink: str = "",
-        lane: str = "",
+        producer: str = "",
         group: str = "",
-        parts: frozenset[str] = frozenset(),
+        partitions: frozenset[str] = frozenset(),
     ) -> int:
-        """Finish what others left, as ``PublicationLedger.left`` finds it; return how many batches.
-
-        Raises:
-            LeaseholdError: as ``finish``.
-        """
-        left = self._book.left(self.stream, sink=sink, lane=lane, group=group, parts=parts)
-        for record in left:
+        """Publish the batches of ``PublicationLedger.unpublished``; return how many."""
+        unpublished = self._ledger.unpublished(
+            self.stream, sink=sink, producer=producer, group=group, partitions=partitions
+        )
+        for record in unpublished:
             log.info("%s was committed and not published: finishing it", record.label)
             with suppress(UnknownStream):
                 self.finish(record)
-        return len(left)
+        return len(unpublished)
 
     def close(self) -> None:
-        """Give everything back. Again is harmless."""
-        self._book.close()
+        """Close the log and the ledger. Safe to call twice."""
+        self._ledger.close()
         self._log.close()
 
     def _finish_own(self, record: PublishedBatch) -> None:
@@ -463,19 +414,19 @@ class Publisher:
                 "writes to the stream next finishes it; do not write it a second time"
             ) from error
 
-    def _finish_left(self) -> None:
-        """Finish what others left, if that can be done; our own batch is done."""
+    def _try_publish_unfinished(self) -> None:
+        """Publish what others left, if possible; the caller's own batch is done."""
         try:
-            self.finish_left()
+            self.publish_unfinished()
         except LeaseholdError as error:
             log.warning("batches that others left could not be published yet: %s", error)
 
     def _sweep(self) -> None:
-        """Remove what is a day old: files of no batch that is to be published, empty directories.
+        """Remove what is a day old: files of no unpublished batch, and empty directories.
 
-        A driver that dies between its plan and its first file leaves such a directory.
+        A driver that crashes between its plan and its first file leaves such a directory.
         """
-        before_s = (self._clock.utc_now() - _ORPHANED).timestamp()
+        before_s = (self._clock.utc_now() - _ORPHAN_AGE).timestamp()
         try:
             old = [
                 path for path in self._staging.rglob("*.arrow") if path.lstat().st_mtime < before_s
@@ -485,7 +436,7 @@ class Publisher:
                 for each in self._staging.glob("*")
                 if each.is_dir() and each.lstat().st_mtime < before_s
             ]
-            kept = self._book.files_left(self.stream) if old else set[str]()
+            kept = self._ledger.unpublished_files(self.stream) if old else set[str]()
         except (OSError, LeaseholdError) as error:
             log.info("%s could not be swept: %s", self._staging, error)
             return
@@ -494,13 +445,13 @@ class Publisher:
                 log.info("%s belongs to no batch and is removed", path)
                 with suppress(OSError):
                     path.unlink()
-                _drop(path.parent)
+                _remove_if_empty(path.parent)
         for each in directories:
-            _drop(each)
+            _remove_if_empty(each)
 
 
-def _unfit(files: Sequence[StagedFile]) -> LeaseholdError | None:
-    """Why these could not be published once they are entered."""
+def _reason_unfit(files: Sequence[StagedFile]) -> LeaseholdError | None:
+    """Return why these files could not be published once they are committed."""
     for file in files:
         if not Path(file.path).is_file():
             return VolumeUnusable(
@@ -514,14 +465,14 @@ def _unfit(files: Sequence[StagedFile]) -> LeaseholdError | None:
     return None
 
 
-def _drop(directory: Path) -> None:
-    """Remove a directory, if it is empty and was for one batch."""
-    if directory.name != _SHARED:
+def _remove_if_empty(directory: Path) -> None:
+    """Remove a directory if it is empty and was for one batch."""
+    if directory.name != _SHARED_DIRECTORY:
         with suppress(OSError):
             directory.rmdir()
 
 
-def _beside(opened_log: Log) -> str:
+def _default_staging(opened_log: Log) -> str:
     roots = sorted(volume.root for volume in opened_log.files.volumes)
     usable = [root for root in roots if Path(root).is_dir()]
     if not usable:

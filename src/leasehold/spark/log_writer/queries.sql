@@ -1,4 +1,4 @@
--- The statements of the book of batches for the event log, written once for SQLite and PostgreSQL.
+-- The statements of the publication ledger of the event log, written once for SQLite and PostgreSQL.
 
 -- name: guard
 -- PostgreSQL only: the write lock.
@@ -9,7 +9,7 @@ SELECT stream, stream_made, last_number, refused FROM log_sink WHERE name = :sin
 
 -- name: sink_put
 INSERT INTO log_sink (name, stream, stream_made, last_number, refused)
-VALUES (:sink, :stream, :made, 0, 0)
+VALUES (:sink, :stream, :created_at, 0, 0)
 ON CONFLICT (name) DO NOTHING;
 
 -- name: sink_number
@@ -21,27 +21,27 @@ UPDATE log_sink SET refused = refused + 1 WHERE name = :sink;
 -- name: sink_forget
 DELETE FROM log_sink WHERE name = :sink;
 
--- name: place_get
+-- name: position_get
 SELECT position, epoch, moved_epoch FROM log_sink_place
-WHERE sink = :sink AND grp = :grp AND part = :part;
+WHERE sink = :sink AND grp = :grp AND part = :partition;
 
--- name: place_highest
+-- name: position_highest_epoch
 -- Over all checkpoints that a query ever had.
 SELECT coalesce(max(epoch), 0) FROM log_sink_place WHERE sink = :sink AND grp = :grp;
 
--- name: place_fence
+-- name: position_fence
 INSERT INTO log_sink_place (sink, grp, part, position, epoch, moved_epoch)
-VALUES (:sink, :grp, :part, NULL, :epoch, 0)
+VALUES (:sink, :grp, :partition, NULL, :epoch, 0)
 ON CONFLICT (sink, grp, part) DO UPDATE SET epoch = excluded.epoch
 WHERE log_sink_place.epoch < excluded.epoch;
 
--- name: place_move
+-- name: position_move
 INSERT INTO log_sink_place (sink, grp, part, position, epoch, moved_epoch)
-VALUES (:sink, :grp, :part, :position, :epoch, :epoch)
+VALUES (:sink, :grp, :partition, :position, :epoch, :epoch)
 ON CONFLICT (sink, grp, part) DO UPDATE
 SET position = excluded.position, epoch = excluded.epoch, moved_epoch = excluded.moved_epoch;
 
--- name: places_forget
+-- name: positions_forget
 DELETE FROM log_sink_place WHERE sink = :sink;
 
 -- name: commit_put
@@ -50,7 +50,7 @@ INSERT INTO log_sink_commit (
     row_count, byte_count, files, tended_at, published
 )
 VALUES (
-    :sink, :number, :stream, :made, :lane, :partitions, :grp, :holder, :began_at, :committed_at,
+    :sink, :number, :stream, :created_at, :producer, :partitions, :grp, :holder, :began_at, :committed_at,
     :row_count, :byte_count, :files, :tended_at, 0
 );
 
@@ -60,7 +60,7 @@ SELECT
 FROM log_sink_commit
 WHERE sink = :sink AND number = :number;
 
--- name: commits_left
+-- name: commits_unpublished
 -- Of one stream: all that is committed and not published.
 SELECT
     sink, number, stream, stream_made, lane, partitions, row_count, byte_count, files, published,
@@ -69,7 +69,7 @@ FROM log_sink_commit
 WHERE stream = :stream AND published = 0
 ORDER BY sink, number;
 
--- name: commit_tend
+-- name: commit_heartbeat
 UPDATE log_sink_commit SET tended_at = :now
 WHERE sink = :sink AND number = :number AND published = 0;
 
@@ -80,14 +80,14 @@ WHERE sink = :sink AND number = :number AND published = 0;
 -- name: commit_forget
 DELETE FROM log_sink_commit WHERE sink = :sink AND number <= :number AND published = 1;
 
--- name: share_put
+-- name: part_put
 INSERT INTO log_sink_share (sink, number, part, start_at, end_at, epoch)
-VALUES (:sink, :number, :part, :start_at, :end_at, :epoch);
+VALUES (:sink, :number, :partition, :start_at, :end_at, :epoch);
 
--- name: shares_of
+-- name: parts_of
 SELECT part FROM log_sink_share WHERE sink = :sink AND number = :number;
 
--- name: share_last
+-- name: part_last
 -- The newest commit of a group that ends at this position.
 SELECT log_sink_share.number
 FROM log_sink_share
@@ -95,11 +95,11 @@ INNER JOIN log_sink_commit
     ON log_sink_commit.sink = log_sink_share.sink
     AND log_sink_commit.number = log_sink_share.number
 WHERE log_sink_share.sink = :sink AND log_sink_commit.grp = :grp
-    AND log_sink_share.part = :part AND log_sink_share.end_at = :end_at
+    AND log_sink_share.part = :partition AND log_sink_share.end_at = :end_at
 ORDER BY log_sink_share.number DESC
 LIMIT 1;
 
--- name: shares_forget
+-- name: parts_forget
 DELETE FROM log_sink_share WHERE sink = :sink AND number <= :number;
 
 -- name: history

@@ -1,9 +1,9 @@
-"""Rows on their way into the log: checked, shared out to partitions, and staged in a file.
+"""Rows for the log: checked, distributed to partitions, and staged in a file.
 
 Tasks do this, on any machine that sees the staging directory; they need no store. A staged file is
-an Arrow file whose batches each belong to one partition of the stream and are small enough for a
-frame of the log. It is whole, has its checksum taken, and is safe from a power cut when ``stage``
-returns; a task that fails leaves none. Nothing that the log could refuse later gets into one.
+an Arrow file whose batches each contain rows of one partition of the stream and are small enough
+for a frame of the log. When ``stage`` returns, the file is complete, has a checksum, and is safe
+from a power cut; a task that fails leaves none. Rows that the log could refuse later are refused.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from leasehold.log.streams import StreamInfo
 
 _FRAME_BYTES = 1 << 20  # of this size frames read fastest
-_ROOM_BYTES = 1 << 20  # of a frame, for what is stored beside its events
-_MAX_GATHERED_BYTES = 64 << 20
+_FRAME_OVERHEAD_BYTES = 1 << 20  # of a frame, for what is stored beside its events
+_MAX_BUFFERED_BYTES = 64 << 20
 _PARTITION = "partition"
 
 
@@ -45,20 +45,20 @@ class StagingPlan:
 
     @classmethod
     def of(cls, stream: StreamInfo, directory: str) -> StagingPlan:
-        """The plan for a stream as it is now."""
+        """Return the plan for a stream as it is now."""
         segment_bytes = stream.settings.segment_bytes
         return cls(
             stream=stream.name,
             directory=directory,
             partitions=stream.partitions,
             frame_bytes=min(_FRAME_BYTES, segment_bytes // 4),
-            max_event_bytes=min(segment_bytes, MAX_BODY_BYTES - _ROOM_BYTES),
+            max_event_bytes=min(segment_bytes, MAX_BODY_BYTES - _FRAME_OVERHEAD_BYTES),
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagedFile:
-    """One file of one task. ``partitions``: how many there were when its rows were shared out."""
+    """One file of one task. ``partitions``: how many there were when its rows were distributed."""
 
     path: str
     task: int
@@ -69,11 +69,7 @@ class StagedFile:
 
 
 def check_columns(schema: pa.Schema) -> None:
-    """Return if rows with these columns can be events.
-
-    Raises:
-        SinkUnfit: they can not; the message names the columns.
-    """
+    """Return if rows with these columns can be events."""
     try:
         sent_batch(pa.Table.from_batches([], schema))
     except UsageError as error:
@@ -83,21 +79,17 @@ def check_columns(schema: pa.Schema) -> None:
 def stage(
     batches: Iterable[pa.RecordBatch], plan: StagingPlan, *, task: int, token: str
 ) -> StagedFile | None:
-    """Write the rows of a task to a file of their own; none if there are no rows.
+    """Write the rows of a task to a separate file; return None if there are no rows.
 
     ``token`` makes the name unlike that of any other attempt.
-
-    Raises:
-        SinkUnfit: an event is too big, a body is null, or a column is not what it should be.
-        VolumeUnusable: the staging directory is not there, or can not be written.
     """
     path = Path(plan.directory) / f"{task:05d}-{token}.arrow"
     try:
         with path.open("xb") as file:
-            rows = _written(file, batches, plan, task)
+            rows = _write_rows(file, batches, plan, task)
             file.flush()
             os.fsync(file.fileno())
-        size, checksum = measured(path)
+        size, checksum = size_and_checksum(path)
     except BaseException as error:
         path.unlink(missing_ok=True)
         if isinstance(error, OSError) and not isinstance(error, UsageError):
@@ -119,50 +111,44 @@ def stage(
     )
 
 
-def measured(path: Path) -> tuple[int, int]:
-    """The size and the checksum of a file.
-
-    Raises:
-        OSError: it can not be read.
-    """
+def size_and_checksum(path: Path) -> tuple[int, int]:
+    """Return the size and the checksum of a file."""
     with pa.memory_map(str(path)) as source:
         buffer = source.read_buffer()
         return buffer.size, crc32c(memoryview(buffer))
 
 
 def staged_batches(path: str) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """The batches of a staged file where they lie, each with its partition.
-
-    Raises:
-        OSError: it can not be read.
-    """
+    """Yield the batches of a staged file, each with its partition; not copied."""
     reader = ipc.open_file(pa.memory_map(path))
     for number in range(reader.num_record_batches):
-        batch, told = reader.get_batch_with_custom_metadata(number)
-        yield int(told[_PARTITION]), batch
+        batch, metadata = reader.get_batch_with_custom_metadata(number)
+        yield int(metadata[_PARTITION]), batch
 
 
-def _written(file: object, batches: Iterable[pa.RecordBatch], plan: StagingPlan, task: int) -> int:
+def _write_rows(
+    file: object, batches: Iterable[pa.RecordBatch], plan: StagingPlan, task: int
+) -> int:
     rows = 0
     with ipc.new_file(file, SENT_SCHEMA) as writer:
-        gathered = _Gathered(plan)
+        buffer = _RowBuffer(plan)
         for turn, batch in enumerate(batches):
             rows += batch.num_rows
-            for number, part in gathered.added(_sendable(batch), turn=task + turn):
-                _put(writer, number, part, plan)
-        for number, part in gathered.rest():
-            _put(writer, number, part, plan)
+            for number, part in buffer.add(_to_sendable(batch), turn=task + turn):
+                _write_frames(writer, number, part, plan)
+        for number, part in buffer.flush():
+            _write_frames(writer, number, part, plan)
     return rows
 
 
-def _sendable(batch: pa.RecordBatch) -> pa.RecordBatch:
+def _to_sendable(batch: pa.RecordBatch) -> pa.RecordBatch:
     try:
         return sent_batch(batch)
     except UsageError as error:
         raise SinkUnfit(f"a row can not be sent to the log: {error}") from error
 
 
-def _put(
+def _write_frames(
     writer: ipc.RecordBatchFileWriter, number: int, batch: pa.RecordBatch, plan: StagingPlan
 ) -> None:
     for part, size in cut(batch, plan.frame_bytes):
@@ -176,15 +162,15 @@ def _put(
 
 
 @dataclass(slots=True)
-class _Gathered:
+class _RowBuffer:
     """Rows by partition, until there are enough of one for a frame."""
 
     plan: StagingPlan
     waiting: dict[int, list[pa.RecordBatch]] = field(default_factory=dict)
     sizes: dict[int, int] = field(default_factory=dict)
 
-    def added(self, batch: pa.RecordBatch, *, turn: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """Take rows in; give what is enough. Those without a key go together to one partition."""
+    def add(self, batch: pa.RecordBatch, *, turn: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Add rows; yield what fills a frame. Rows without a key go together to one partition."""
         if not batch.num_rows:
             return
         count = self.plan.partitions
@@ -192,15 +178,15 @@ class _Gathered:
             self.waiting.setdefault(number, []).append(part)
             self.sizes[number] = self.sizes.get(number, 0) + part.nbytes
             if self.sizes[number] >= self.plan.frame_bytes:
-                yield number, self._taken(number)
-        if sum(self.sizes.values()) > _MAX_GATHERED_BYTES:
-            yield from self.rest()
+                yield number, self._take(number)
+        if sum(self.sizes.values()) > _MAX_BUFFERED_BYTES:
+            yield from self.flush()
 
-    def rest(self) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """Give all there is."""
+    def flush(self) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Yield all buffered rows."""
         for number in sorted(self.waiting):
-            yield number, self._taken(number)
+            yield number, self._take(number)
 
-    def _taken(self, number: int) -> pa.RecordBatch:
+    def _take(self, number: int) -> pa.RecordBatch:
         del self.sizes[number]
         return sent_batch(pa.Table.from_batches(self.waiting.pop(number)))

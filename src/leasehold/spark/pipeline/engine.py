@@ -1,8 +1,8 @@
-"""The loop of a pipeline: plan, stage, commit; and what happens when one of them can not be done.
+"""The loop of a pipeline: plan, stage, commit, and what follows if one of them fails.
 
-One thread plans and stages; another one commits the batch before. A batch is committed only after
+One thread plans and stages; another one commits the previous batch. A batch is committed only after
 the one before it, so that the positions of a partition move in order. If a commit is refused, what
-was staged after it is thrown away, and the positions are asked from the sink anew.
+was staged after it is discarded, and the positions are read from the sink again.
 """
 
 from __future__ import annotations
@@ -35,159 +35,160 @@ if TYPE_CHECKING:
     from leasehold.spark.pipeline.options import PipelineOptions
     from leasehold.spark.pipeline.owned_partitions import OwnedPartitions
     from leasehold.spark.pipeline.planning import BatchFrames
-    from leasehold.spark.pipeline.takeover import ResumePlace
-    from leasehold.spark.ranges import Range
+    from leasehold.spark.pipeline.takeover import ResumePoint
+    from leasehold.spark.reading import Range
     from leasehold.spark.sinks.port import Sink, Staged
 
 log = logging.getLogger("leasehold.spark")
 
-_IDLE = Backoff(base_s=0.01, max_s=0.25)
-_PAUSES = Backoff(base_s=0.1, max_s=5.0)
-_LOOK_S = 0.5
+_IDLE_BACKOFF = Backoff(base_s=0.01, max_s=0.25)
+_BACKOFF = Backoff(base_s=0.1, max_s=5.0)
+_CHECK_INTERVAL_S = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunContext:
-    """What all parts of a running pipeline share."""
+    """What all parts of a running pipeline use."""
 
     spark: SparkSession
     frames: BatchFrames
     function: Callable[[DataFrame], DataFrame]
     sink: Sink
-    shares: OwnedPartitions
+    owned: OwnedPartitions
     source: RangeSource
     options: PipelineOptions
-    board: EventBus
+    event_bus: EventBus
     clock: Clock
     rng: random.Random
     is_stopping: Callable[[], bool]
 
 
 class Engine:
-    """For one run. ``run`` is for the thread that called the pipeline."""
+    """Runs a pipeline once. ``run`` is for the thread that called the pipeline."""
 
-    def __init__(self, around: RunContext) -> None:
-        """Nothing is begun."""
-        self._around = around
-        self._shares = around.shares
-        self._options = around.options
-        self._clock = around.clock
-        self._opening = Takeover(
-            sink=around.sink, shares=around.shares, source=around.source, options=around.options
+    def __init__(self, context: RunContext) -> None:
+        self._context = context
+        self._owned = context.owned
+        self._options = context.options
+        self._clock = context.clock
+        self._takeover = Takeover(
+            sink=context.sink, owned=context.owned, source=context.source, options=context.options
         )
-        self._committing = Committing(around)
-        self._staging = Staging(around, split=self._split, last=lambda: self._committing.last)
+        self._committing = Committing(context)
+        self._staging = Staging(context, split=self._split, last=lambda: self._committing.last)
         self._committer = ThreadPoolExecutor(1, "leasehold-commit")
-        self._under_way: tuple[Work, Future[bool]] | None = None
-        self._done: dict[str, int] = {}  # committed
-        self._ahead: dict[str, int] = {}  # planned
-        self._unsure: dict[str, Handle] = {}  # held, but where they stand has to be asked
+        self._in_flight: tuple[Work, Future[bool]] | None = None
+        self._committed: dict[str, int] = {}  # committed
+        self._planned: dict[str, int] = {}  # planned
+        self._unconfirmed: dict[
+            str, Handle
+        ] = {}  # held, but their positions have to be read from the sink
         self._backlog: deque[tuple[Range, ...]] = deque()
         self._number = 0
-        self._idle = 0
+        self._idle_rounds = 0
         self._began_s: float | None = None
-        self._looked_s = self._grown_s = self._clock.boottime_s()
+        self._checked_s = self._discovered_s = self._clock.boottime_s()
         self._targets: dict[str, int] = {}
 
     def run(self, *, until_caught_up: bool) -> None:
-        """Work until asked to stop, or sent away, or everything that was there is done."""
+        """Work until asked to stop, or sent away, or caught up."""
         if until_caught_up:
-            source = self._around.source
+            source = self._context.source
             self._targets = {
                 each: ends.next for each, ends in source.ends(source.partitions()).items()
             }
         try:
-            while not self._around.is_stopping() and not self._shares.left:
-                self._shares.check()
-                self._take_in()
-                self._look_for_partitions()
-                work = self._next()
+            while not self._context.is_stopping() and not self._owned.has_left:
+                self._owned.check()
+                self._take_over()
+                self._discover_partitions()
+                work = self._plan()
                 if work is not None:
-                    self._do(work)
+                    self._process(work)
                 elif until_caught_up and self._is_caught_up():
                     return
                 else:
-                    self._settle()
-                    self._committing.catch_up()
-                    self._rest()
-            self._shares.check()
+                    self._await_commit()
+                    self._committing.write_pending_checkpoints()
+                    self._wait_idle()
+            self._owned.check()
         finally:
             try:
-                self._settle()
+                self._await_commit()
             finally:
                 self._committer.shutdown()
                 self._staging.close()
 
     def lost(self, key: str) -> None:
-        """A partition was lost: cancel the job that reads it. From any thread."""
+        """Cancel the job that reads a lost partition. From any thread."""
         self._staging.lost(key)
 
     # ------------------------------------------------------------- planning
 
-    def _take_in(self) -> None:
-        """Open the partitions that came."""
-        fresh = self._shares.fresh()
+    def _take_over(self) -> None:
+        """Open the partitions that were acquired."""
+        fresh = self._owned.take_new()
         taken = dict(fresh)
         try:
-            if fresh or self._unsure:
-                self._settle()
-            for partition, tenure in self._unsure.items():
-                if partition not in taken and self._shares.begin([tenure]):
-                    taken[partition] = tenure
-            self._unsure = {}
+            if fresh or self._unconfirmed:
+                self._await_commit()
+            for partition, handle in self._unconfirmed.items():
+                if partition not in taken and self._owned.begin([handle]):
+                    taken[partition] = handle
+            self._unconfirmed = {}
             if not taken:
                 return
-            places = self._opened(taken)
+            resume_points = self._resume_points(taken)
         finally:
-            self._shares.end(list(taken.values()))
+            self._owned.end(list(taken.values()))
         self._backlog.clear()
         for partition in taken:
-            self._done.pop(partition, None)
-        for partition, place in places.items():
-            self._done[partition] = place.position
+            self._committed.pop(partition, None)
+        for partition, resume_point in resume_points.items():
+            self._committed[partition] = resume_point.position
             if partition in fresh:
-                self._tell_opened(partition, fresh[partition], place)
-        self._ahead = dict(self._done)
+                self._report_opened(partition, fresh[partition], resume_point)
+        self._planned = dict(self._committed)
 
-    def _tell_opened(self, partition: str, tenure: Handle, place: ResumePlace) -> None:
-        self._around.board.tell(
+    def _report_opened(self, partition: str, handle: Handle, resume_point: ResumePoint) -> None:
+        self._context.event_bus.tell(
             PipelinePartitionOpened(
-                holder=tenure.ownership.holder,
+                holder=handle.ownership.holder,
                 partition=partition,
-                epoch=tenure.ownership.epoch,
-                position=place.position,
-                by=place.by,
+                epoch=handle.ownership.epoch,
+                position=resume_point.position,
+                by=resume_point.by,
             )
         )
 
-    def _opened(self, fresh: dict[str, Handle]) -> dict[str, ResumePlace]:
+    def _resume_points(self, fresh: dict[str, Handle]) -> dict[str, ResumePoint]:
         failures = 0
         while True:
-            held = {each: tenure for each, tenure in fresh.items() if tenure.valid}
+            held = {each: handle for each, handle in fresh.items() if handle.valid}
             try:
-                return self._opening.places(held) if held else {}
-            except LeaseLost as lost:  # while they were being opened: the others go on
+                return self._takeover.resume_points(held) if held else {}
+            except LeaseLost as lost:  # while they were being opened: the others continue
                 log.info("lost while it was opened: %s", lost)
                 failures += 1
             except StoreUnavailable as error:
                 failures += 1
-                self._wait("the sink or the store, to open partitions", error)
-            pause_s = _PAUSES.pause_s(failures, self._around.rng)
-            self._shares.pause(pause_s, unless=self._around.is_stopping)
-            if self._around.is_stopping():
+                self._report_waiting("the sink or the store, to open partitions", error)
+            pause_s = _BACKOFF.pause_s(failures, self._context.rng)
+            self._owned.pause(pause_s, unless=self._context.is_stopping)
+            if self._context.is_stopping():
                 return {}
 
-    def _next(self) -> Work | None:
-        """The next batch, or None if there is nothing to do."""
+    def _plan(self) -> Work | None:
+        """Return the next batch, or None if there is nothing to do."""
         began_s = self._clock.boottime_s()
-        if self._too_early_s(began_s) > 0:
+        if self._until_next_batch_s(began_s) > 0:
             return None
-        usable = self._shares.usable()
-        positions = {each: self._ahead[each] for each in usable if each in self._ahead}
+        usable = self._owned.usable()
+        positions = {each: self._planned[each] for each in usable if each in self._planned}
         try:
-            ends = self._around.source.ends(list(positions)) if positions else {}
+            ends = self._context.source.ends(list(positions)) if positions else {}
         except StoreUnavailable as error:
-            self._wait("the log", error)
+            self._report_waiting("the log", error)
             return None
         found = {each: end.next for each, end in ends.items()}
         lag = sum(found[each] - positions[each] for each in positions)
@@ -195,19 +196,21 @@ class Engine:
         if is_part:
             ranges = self._backlog.popleft()
             if any(positions.get(each.partition) != each.start for each in ranges):
-                self._again()  # something was lost since it was cut
+                self._replan()  # something was lost since it was cut
                 return None
         else:
-            off = [each for each, at in positions.items() if not _is_in(at, ends[each])]
-            if off:  # trimmed, or made anew: opened again, which knows what to do
-                self._unsure.update({each: usable[each] for each in off})
+            unreadable = [
+                each for each, at in positions.items() if not _is_readable(at, ends[each])
+            ]
+            if unreadable:  # trimmed, or recreated: taking it over again handles that
+                self._unconfirmed.update({each: usable[each] for each in unreadable})
                 return None
             ranges = next_ranges(positions, found, max_events=self._options.batch_events)
         if not ranges:
             return None
-        return self._work(ranges, usable, began_s=began_s, lag=lag, is_part=is_part)
+        return self._make_work(ranges, usable, began_s=began_s, lag=lag, is_part=is_part)
 
-    def _work(
+    def _make_work(
         self,
         ranges: Sequence[Range],
         usable: dict[str, Handle],
@@ -216,15 +219,15 @@ class Engine:
         lag: int,
         is_part: bool,
     ) -> Work:
-        tenures = {each.partition: usable[each.partition] for each in ranges}
+        handles = {each.partition: usable[each.partition] for each in ranges}
         shares = tuple(
-            BatchPart(range=each, epoch=tenures[each.partition].ownership.epoch) for each in ranges
+            BatchPart(range=each, epoch=handles[each.partition].ownership.epoch) for each in ranges
         )
         batch = Batch(
-            group=self._shares.group,
+            group=self._owned.group,
             number=self._number,
             shares=shares,
-            holder=next(iter(tenures.values())).ownership.holder,
+            holder=next(iter(handles.values())).ownership.holder,
             began_at=self._clock.utc_now(),
         )
         self._number += 1
@@ -232,7 +235,7 @@ class Engine:
         self._began_s = began_s
         return Work(
             batch=batch,
-            tenures=tenures,
+            handles=handles,
             began_s=began_s,
             since_s=since_s,
             planned_s=self._clock.boottime_s(),
@@ -242,110 +245,114 @@ class Engine:
 
     # --------------------------------------------------------------- doing
 
-    def _do(self, work: Work) -> None:
-        """Stage the batch while the one before is committed; then begin to commit it."""
-        self._idle = 0
-        tenures = list(work.tenures.values())
-        if not self._shares.begin(tenures):
-            self._settle()
-            self._again()
+    def _process(self, work: Work) -> None:
+        """Stage the batch while the previous one is committed; then begin to commit it."""
+        self._idle_rounds = 0
+        handles = list(work.handles.values())
+        if not self._owned.begin(handles):
+            self._await_commit()
+            self._replan()
             return
-        self._around.board.tell(BatchPlanned(**work.told(), lag_events=work.lag_events))
+        self._context.event_bus.tell(
+            BatchPlanned(**work.event_fields(), lag_events=work.lag_events)
+        )
         staged: Staged | None = None
-        ours = False
-        waiting = len(self._backlog)
+        is_owned = False
+        backlog_length = len(self._backlog)
         try:
             staged = self._staging.staged(work)
-            ours = self._settle()
-            if staged is not None and ours:
-                for share in work.batch.shares:
-                    self._ahead[share.range.partition] = share.range.end
+            is_owned = self._await_commit()
+            if staged is not None and is_owned:
+                for part in work.batch.shares:
+                    self._planned[part.range.partition] = part.range.end
                 future = self._committer.submit(self._committing.commit, work, staged)
-                self._under_way = (work, future)
+                self._in_flight = (work, future)
                 return
         finally:
-            if self._under_way is None or self._under_way[0] is not work:
+            if self._in_flight is None or self._in_flight[0] is not work:
                 if staged is not None:
-                    self._around.sink.discard(staged)
-                self._shares.end(tenures)
-        if ours and len(self._backlog) <= waiting:  # it was not cut in two, but given up
-            self._again()
+                    self._context.sink.discard(staged)
+                self._owned.end(handles)
+        if is_owned and len(self._backlog) <= backlog_length:  # it was not cut in two, but given up
+            self._replan()
 
-    def _settle(self) -> bool:
-        """Wait for the commit under way; False if it was refused: then all is planned anew."""
-        if self._under_way is None:
+    def _await_commit(self) -> bool:
+        """Wait for the commit in flight; return False if it was refused and all is replanned."""
+        if self._in_flight is None:
             return True
-        (work, future), self._under_way = self._under_way, None
+        (work, future), self._in_flight = self._in_flight, None
         try:
             committed = future.result()
         finally:
-            self._shares.end(list(work.tenures.values()))
+            self._owned.end(list(work.handles.values()))
         if committed:
-            for share in work.batch.shares:
-                self._done[share.range.partition] = share.range.end
+            for part in work.batch.shares:
+                self._committed[part.range.partition] = part.range.end
         else:
-            self._again(work)
+            self._replan(work)
         return committed
 
-    def _again(self, refused: Work | None = None) -> None:
-        """Plan anew from what is committed; after a refusal the sink is asked what that is."""
+    def _replan(self, refused: Work | None = None) -> None:
+        """Plan again from what is committed; after a refusal the sink is asked for its position."""
         self._backlog.clear()
-        if refused is not None and self._around.sink.atomic:
-            self._unsure.update(refused.tenures)
-            for partition in refused.tenures:
-                self._done.pop(partition, None)
-        self._ahead = dict(self._done)
+        if refused is not None and self._context.sink.atomic:
+            self._unconfirmed.update(refused.handles)
+            for partition in refused.handles:
+                self._committed.pop(partition, None)
+        self._planned = dict(self._committed)
 
     def _split(self, first: tuple[Range, ...], second: tuple[Range, ...]) -> None:
-        """Do these two next, in this order."""
+        """Process these two next, in this order."""
         self._backlog.extendleft((second, first))
 
     # -------------------------------------------------------------- waiting
 
-    def _rest(self) -> None:
-        self._idle += 1
-        pause_s = _IDLE.pause_s(self._idle, self._around.rng)
-        left_s = self._too_early_s(self._clock.boottime_s())
-        self._shares.wait(min(max(pause_s, left_s), _IDLE.max_s), unless=self._around.is_stopping)
+    def _wait_idle(self) -> None:
+        self._idle_rounds += 1
+        pause_s = _IDLE_BACKOFF.pause_s(self._idle_rounds, self._context.rng)
+        left_s = self._until_next_batch_s(self._clock.boottime_s())
+        self._owned.wait(
+            min(max(pause_s, left_s), _IDLE_BACKOFF.max_s), unless=self._context.is_stopping
+        )
 
-    def _too_early_s(self, now_s: float) -> float:
-        """How long it is until the next batch may begin."""
+    def _until_next_batch_s(self, now_s: float) -> float:
+        """Return the time until the next batch may begin."""
         if self._began_s is None:
             return 0.0
         return self._began_s + self._options.interval.total_seconds() - now_s
 
-    def _look_for_partitions(self) -> None:
+    def _discover_partitions(self) -> None:
         now_s = self._clock.boottime_s()
-        if now_s - self._grown_s >= self._options.discovery_interval.total_seconds():
-            self._grown_s = now_s
+        if now_s - self._discovered_s >= self._options.discovery_interval.total_seconds():
+            self._discovered_s = now_s
             try:
-                self._shares.join(self._around.source.partitions())
+                self._owned.join(self._context.source.partitions())
             except StoreUnavailable as error:
-                self._wait("the store, to look for partitions", error)
+                self._report_waiting("the store, to look for partitions", error)
 
-    def _wait(self, what: str, error: Exception) -> None:
-        """Say that something is waited for."""
+    def _report_waiting(self, what: str, error: Exception) -> None:
+        """Report that something is waited for."""
         log.warning("waiting for %s: %s", what, error)
-        self._around.board.tell(Waiting(holder=self._shares.holder, what=what, error=error))
+        self._context.event_bus.tell(Waiting(holder=self._owned.holder, what=what, error=error))
 
     def _is_caught_up(self) -> bool:
-        """Whether all that was there at the start is committed, by whomever."""
-        self._settle()
-        usable = self._shares.usable()
+        """Return whether all events that existed at the start are committed, by any driver."""
+        self._await_commit()
+        usable = self._owned.usable()
         open_targets = {
             each: target
             for each, target in self._targets.items()
-            if each not in usable or self._done.get(each, -1) < target
+            if each not in usable or self._committed.get(each, -1) < target
         }
         if not open_targets:
             return True
         now_s = self._clock.boottime_s()
-        if now_s - self._looked_s < _LOOK_S:
+        if now_s - self._checked_s < _CHECK_INTERVAL_S:
             return False
-        self._looked_s = now_s
+        self._checked_s = now_s
         try:
-            found = self._shares.done()
-            firsts = self._around.source.ends(list(open_targets))
+            found = self._owned.checkpointed_positions()
+            firsts = self._context.source.ends(list(open_targets))
         except StoreError:
             return False
         return all(
@@ -353,6 +360,6 @@ class Engine:
         )
 
 
-def _is_in(position: int, ends: PartitionEnds) -> bool:
-    """Whether the partition can be read on from there."""
+def _is_readable(position: int, ends: PartitionEnds) -> bool:
+    """Return whether the partition can be read from there."""
     return ends.first <= position <= ends.next

@@ -1,9 +1,10 @@
-"""What a pipeline tells its hooks, in the order in which it happens to a batch.
+"""The events of a pipeline for its hooks, in the order in which a batch causes them.
 
-A hook is a function that takes one of these records. It is called in the thread in which the thing
-happened, and the pipeline waits for it; if it raises, that is logged and nothing else.
+A hook is a function that takes one of these records. It is called in the thread in which the event
+occurred, and the pipeline waits for it; an exception is only logged.
 
-The progress of a pipeline in one line a second: batch time, rows/s in and processed, lag.
+``Tally`` and ``ProgressLines`` are hooks: the counts of a run, and one line a second with batch
+time, rows per second in and processed, and lag.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from leasehold.clock import Clock
-    from leasehold.spark.ranges import Range
+    from leasehold.spark.reading import Range
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelinePartitionOpened(HookEvent):
-    """A partition came to this driver; its events come from ``position`` on, as ``by`` says."""
+    """This driver acquired a partition and resumes at ``position``, which ``by`` determined."""
 
     position: int
     by: str
@@ -37,7 +38,7 @@ class PipelinePartitionClosed(HookEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchEvent(HookEvent):
-    """What all records of a batch have; ``rows`` are events that go in."""
+    """The fields of all events of a batch; ``rows`` are input events."""
 
     number: int
     ranges: tuple[Range, ...]
@@ -46,14 +47,14 @@ class BatchEvent(HookEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPlanned(BatchEvent):
-    """The batch is about to be transformed. ``lag_events`` of all partitions here, with these."""
+    """The batch is about to be transformed. ``lag_events``: of all owned partitions, with these."""
 
     lag_events: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchStaged(BatchEvent):
-    """Its rows are written where nobody reads them; its commit comes next."""
+    """Its rows are staged, where no reader sees them; its commit is next."""
 
     stage_s: float
 
@@ -78,10 +79,10 @@ class BatchCommitted(BatchEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchRefused(BatchEvent):
-    """Its commit was refused, or not tried: a partition is not ours any more. Nothing was written.
+    """Its commit was refused, or not tried: a partition is no longer owned. Nothing was written.
 
-    ``by_sink``: the sink itself has refused it; else it was seen here before. Only if a commit was
-    sent before without an answer (``Waiting``), it may have been written: the next owner asks.
+    ``by_sink``: the sink has refused it; else the driver found out first. Only if a commit was sent
+    before without an answer (``Waiting``), it may have been written: the next owner asks the sink.
     """
 
     why: str
@@ -98,7 +99,7 @@ class BatchAttemptFailed(BatchEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting(HookEvent):
-    """The sink, the store or the log does not answer; it is asked again. ``what``: for what."""
+    """The sink, the store or the log does not answer; the driver retries. ``what``: the action."""
 
     what: str
     error: BaseException
@@ -106,23 +107,23 @@ class Waiting(HookEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventDropped(HookEvent):
-    """One event can not be transformed. ``action``: skip or dead letter. The batch goes on."""
+    """One event cannot be transformed. ``action``: skip or dead letter. The batch continues."""
 
     sequence_number: int
     action: str
     error: BaseException
 
 
-_EVERY_S = 1.0
-_MAX_WORDS = 60
+_INTERVAL_S = 1.0
+_MAX_ERROR_CHARS = 60
 _WIDTH = 80
-_EXACT = 99_999.5
-_THOUSANDS = 9_999_500
+_MAX_EXACT = 99_999.5
+_MAX_THOUSANDS = 9_999_500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineCounts:
-    """What a run has done. ``refused``: batches that were not ours any more when ready."""
+    """What a run has done. ``refused``: batches that were no longer owned when ready."""
 
     batches: int = 0
     rows: int = 0
@@ -135,11 +136,10 @@ class Tally:
     """Counts; a hook."""
 
     def __init__(self) -> None:
-        """Nothing yet."""
         self.totals = PipelineCounts()
 
     def __call__(self, event: HookEvent) -> None:
-        """Take it in."""
+        """Count the event."""
         old = self.totals
         match event:
             case BatchCommitted():
@@ -151,25 +151,25 @@ class Tally:
                     dropped=old.dropped,
                 )
             case BatchRefused():
-                self.totals = _plus(old, refused=1)
+                self.totals = _increased(old, refused=1)
             case EventDropped():
-                self.totals = _plus(old, dropped=1)
+                self.totals = _increased(old, dropped=1)
             case _:
                 pass
 
 
 class ProgressLines:
-    """Writes them; a hook. Batches once a second at most, everything else when it happens."""
+    """Writes progress lines; a hook. Batches at most once a second, everything else immediately."""
 
     def __init__(self, write: Callable[[str], None], *, clock: Clock) -> None:
         """``write`` takes a line."""
         self._write = write
         self._clock = clock
-        self._last_s = -_EVERY_S
+        self._last_s = -_INTERVAL_S
         self._partitions: set[str] = set()
 
     def __call__(self, event: HookEvent) -> None:
-        """Write about it, if it is worth a line."""
+        """Write a line about the event, if it has one."""
         match event:
             case PipelinePartitionOpened():
                 self._partitions.add(event.partition)
@@ -187,8 +187,10 @@ class ProgressLines:
                 self._write(f"batch {event.number}: {event.rows:,} rows refused by {who}")
                 self._write(f"  {event.why}")
             case BatchAttemptFailed():
-                words = f"{type(event.error).__name__}: {event.error}".splitlines()[0]
-                self._write(f"batch {event.number} failed ({event.attempt}): {words[:_MAX_WORDS]}")
+                message = f"{type(event.error).__name__}: {event.error}".splitlines()[0]
+                self._write(
+                    f"batch {event.number} failed ({event.attempt}): {message[:_MAX_ERROR_CHARS]}"
+                )
             case Waiting():
                 why = str(event.error) or type(event.error).__name__
                 self._write(f"waiting for {event.what}: {why.splitlines()[0]}")
@@ -201,7 +203,7 @@ class ProgressLines:
 
     def _batch(self, event: BatchCommitted) -> None:
         now_s = self._clock.boottime_s()
-        if now_s - self._last_s < _EVERY_S and event.lag_events:
+        if now_s - self._last_s < _INTERVAL_S and event.lag_events:
             return
         self._last_s = now_s
         line = f"batch {event.number}: {event.rows:,} rows in {pace(event)}"
@@ -210,23 +212,23 @@ class ProgressLines:
 
 
 def pace(event: BatchCommitted) -> str:
-    """How a batch went, short: its time, rows/s that came in and that were processed, the lag.
+    """Return a short summary of a batch: its time, rows per second in and processed, the lag.
 
-    Of the first batch nobody can tell how fast its rows came in.
+    For the first batch the input rate is not known.
     """
-    came = f"{_short(event.in_per_s)}/s in, " if event.in_per_s else ""
-    done = f"{_short(event.done_per_s)}/s done"
-    return f"{event.batch_s:.2f} s, {came}{done}, lag {_short(event.lag_events)}"
+    came = f"{_format_number(event.in_per_s)}/s in, " if event.in_per_s else ""
+    done = f"{_format_number(event.done_per_s)}/s done"
+    return f"{event.batch_s:.2f} s, {came}{done}, lag {_format_number(event.lag_events)}"
 
 
-def _short(number: float) -> str:
-    """At most six characters up to ten thousand million."""
-    if number < _EXACT:
+def _format_number(number: float) -> str:
+    """Return at most six characters, up to ten thousand million."""
+    if number < _MAX_EXACT:
         return f"{number:,.0f}"
-    return f"{number / 1e3:,.0f}k" if number < _THOUSANDS else f"{number / 1e6:,.0f}M"
+    return f"{number / 1e3:,.0f}k" if number < _MAX_THOUSANDS else f"{number / 1e6:,.0f}M"
 
 
-def _plus(old: PipelineCounts, *, refused: int = 0, dropped: int = 0) -> PipelineCounts:
+def _increased(old: PipelineCounts, *, refused: int = 0, dropped: int = 0) -> PipelineCounts:
     return PipelineCounts(
         batches=old.batches,
         rows=old.rows,

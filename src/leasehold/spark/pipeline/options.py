@@ -19,31 +19,31 @@ from leasehold.processor.options import OnTrimmed
 if TYPE_CHECKING:
     from leasehold.events.dead_letters import DeadLetters
 
-_LONGEST_S = 24 * 3600.0
-_LARGEST = 1_000_000_000
+_MAX_INTERVAL_S = 24 * 3600.0
+_MAX_COUNT = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineOptions:
-    """How a pipeline behaves; checked when it is made. All of it has a default.
+    """The options of a pipeline, checked on construction. All have a default.
 
     Attributes:
-        batch_events: the most events of one batch, over all partitions that are held.
-        local_events: a batch of at most so many events is read by the driver itself, which is
-            cheaper than a task for it; 0: never.
-        interval: the least time from the beginning of a batch to that of the next one.
-        start: where a partition begins of which neither sink nor store knows anything.
-        on_trimmed: where to go on when retention has removed the next event.
+        batch_events: maximum number of events in one batch, over all owned partitions.
+        local_events: a batch of at most this many events is read by the driver itself, which is
+            cheaper than a task; 0: never.
+        interval: minimum time from the beginning of a batch to that of the next one.
+        start: where a partition begins that neither sink nor store knows.
+        on_trimmed: where to resume when retention has removed the next event.
         columns: the columns of the events that the transformation needs; all by default.
-        tasks: into how many tasks a batch is cut; by default one for each core of Spark.
-        poison: what becomes of a batch that can not be transformed or staged.
-        dead_letters: where its events go if ``poison`` says so.
+        tasks: number of tasks of a batch; by default one for each core of Spark.
+        poison: what to do with a batch that cannot be transformed or staged.
+        dead_letters: where its events go if ``poison`` is ``dead_letter``.
         strategy, timing, weight, max_partitions: as of any member of a group.
-        drain_timeout: how long the batch under way may take when a partition is to be handed over.
-        discovery_interval: how often to look for new partitions.
+        drain_timeout: maximum duration of the batch in progress when a partition is handed over.
+        discovery_interval: how often to check for new partitions.
 
     Raises:
-        InvalidOptions, InvalidDuration: with what is wrong and what to write.
+        InvalidOptions, InvalidDuration: an option is invalid; the message gives a valid one.
     """
 
     batch_events: int = 500_000
@@ -63,7 +63,7 @@ class PipelineOptions:
     discovery_interval: timedelta = timedelta(seconds=10)
 
     def __post_init__(self) -> None:
-        """Refuse what can not work."""
+        """Refuse invalid options."""
         for name, value, least in (
             ("batch_events", self.batch_events, 1),
             ("local_events", self.local_events, 0),
@@ -71,8 +71,10 @@ class PipelineOptions:
         ):
             if value is None and name == "tasks":
                 continue
-            if not is_whole(value) or not least <= value <= _LARGEST:
-                raise InvalidOptions(f"{least} <= {name} <= {_LARGEST:,} does not hold ({value!r})")
+            if not is_whole(value) or not least <= value <= _MAX_COUNT:
+                raise InvalidOptions(
+                    f"{least} <= {name} <= {_MAX_COUNT:,} does not hold ({value!r})"
+                )
         if isinstance(self.columns, str):
             raise InvalidOptions(f"columns is a tuple of names: write columns=({self.columns!r},)")
         object.__setattr__(self, "columns", tuple(self.columns))
@@ -81,12 +83,14 @@ class PipelineOptions:
                 "poison=PoisonPolicy.dead_letter() needs a place for the letters: write "
                 'dead_letters=LogDeadLetters(log, "dead")'
             )
-        seconds_of(self.interval, what="interval", min_s=0.0, max_s=_LONGEST_S)
-        seconds_of(self.discovery_interval, what="discovery_interval", min_s=0.1, max_s=_LONGEST_S)
+        seconds_of(self.interval, what="interval", min_s=0.0, max_s=_MAX_INTERVAL_S)
+        seconds_of(
+            self.discovery_interval, what="discovery_interval", min_s=0.1, max_s=_MAX_INTERVAL_S
+        )
         self.member(group="partition/check/check", name="check")
 
     def member(self, *, group: str, name: str) -> MemberOptions:
-        """The same, as the member of the group needs it."""
+        """Return the options of the group member."""
         return MemberOptions(
             group=group,
             name=name,

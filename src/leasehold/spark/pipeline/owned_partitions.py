@@ -1,8 +1,8 @@
-"""The partitions that this driver holds: a member of the group, in a thread of its own.
+"""The partitions that this driver owns: a member of the group, in a separate thread.
 
-Guarantees: the lease is renewed whatever Spark does. A partition that is to be handed over is given
-up when no batch that reads it is under way, and no new one begins with it. What was lost is known
-here at once, and ``lost`` is called, so that the job can be cancelled.
+Guarantees: the lease is renewed whatever Spark does. A partition that is to be handed over is
+released when no batch that reads it is in progress, and no new one begins with it. A loss is known
+here immediately, and ``on_lost`` is called, so that the job can be cancelled.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from leasehold.ports import Store
     from leasehold.spark.pipeline.options import PipelineOptions
 
-_TERMS = 100
+_MAX_TERMS = 100
 
 
 class OwnedPartitions:
-    """``with`` joins the group and leaves it. All but ``Keeper``'s methods are for one thread."""
+    """``with`` joins the group and leaves it. All methods but ``Keeper``'s are for one thread."""
 
     def __init__(
         self,
@@ -49,18 +49,18 @@ class OwnedPartitions:
         name: str,
         options: PipelineOptions,
         clock: Clock,
-        lost: Callable[[Ownership, str], None],
+        on_lost: Callable[[Ownership, str], None],
     ) -> None:
-        """Not joined yet. ``lost`` is called in the lease's thread, and must return at once."""
+        """``on_lost`` is called in the lease's thread, and must return immediately."""
         self.group = partition_group(stream, group)
-        self._url = store
+        self._store_url = store
         self._stream = stream
-        self._consumers = group
+        self._group_name = group
         self._options = options.member(group=self.group, name=name)
         self._clock = clock
-        self._lost = lost
+        self._on_lost = on_lost
         self._changed = threading.Condition()
-        self._fresh: dict[str, Handle] = {}
+        self._new: dict[str, Handle] = {}
         self._held: dict[str, Handle] = {}
         self._draining: set[str] = set()
         self._busy: Counter[str] = Counter()
@@ -73,7 +73,7 @@ class OwnedPartitions:
         self._portal: BlockingPortal = self._portal_owner.__enter__()
         try:
             self._store: Store = self._portal.call(
-                self._stack.enter_async_context, open_store(self._url, clock=self._clock)
+                self._stack.enter_async_context, open_store(self._store_url, clock=self._clock)
             )
             self._member = Member(
                 self._store,
@@ -89,12 +89,12 @@ class OwnedPartitions:
         return self
 
     def join(self, partitions: Sequence[str]) -> None:
-        """Make the partitions known; with the first call, begin to hold a share of them."""
-        keys = [partition_key(self._stream, self._consumers, each) for each in partitions]
+        """Declare the partitions; with the first call, begin to acquire some of them."""
+        keys = [partition_key(self._stream, self._group_name, each) for each in partitions]
         self._portal.call(self._store.declare, keys)
         if self._running is None:
             self._running = self._portal.start_task_soon(self._member.run)
-            self._running.add_done_callback(lambda _: self._tell())
+            self._running.add_done_callback(lambda _: self._report())
 
     def __exit__(
         self,
@@ -119,104 +119,100 @@ class OwnedPartitions:
         return self._member.holder or self._options.name
 
     def check(self) -> None:
-        """Return while the member lives.
-
-        Raises:
-            Exception: what has ended it.
-        """
+        """Return while the member runs; raise the error that has ended it."""
         if self._running is not None and self._running.done():
             self._running.result()
 
     @property
-    def left(self) -> bool:
+    def has_left(self) -> bool:
         """Whether the member has left the group: it was stopped, or an operator sent it away."""
         return self._running is not None and self._running.done()
 
-    def fresh(self) -> dict[str, Handle]:
-        """Partitions that came and were not opened yet, by id; they count as busy from now on."""
+    def take_new(self) -> dict[str, Handle]:
+        """Return acquired partitions that were not opened yet, by id; they now count as busy."""
         with self._changed:
-            taken = {each.partition: each for key, each in self._fresh.items()}
-            for tenure in taken.values():
-                self._busy[tenure.ownership.key] += 1
-            self._fresh.clear()
+            taken = {each.partition: each for key, each in self._new.items()}
+            for handle in taken.values():
+                self._busy[handle.ownership.key] += 1
+            self._new.clear()
             return taken
 
     def opened(self, ownership: Ownership) -> None:
-        """See ``Keeper``."""
+        """Add a partition that this driver now owns."""
         with self._changed:
-            tenure = Handle(ownership=ownership, member=self._member)
-            self._held[ownership.key] = self._fresh[ownership.key] = tenure
+            handle = Handle(ownership=ownership, member=self._member)
+            self._held[ownership.key] = self._new[ownership.key] = handle
             self._changed.notify_all()
 
     def drain(self, ownership: Ownership) -> bool:
-        """See ``Keeper``."""
+        """Admit no further batch of the partition; return whether none is running."""
         with self._changed:
             self._draining.add(ownership.key)
             self._changed.notify_all()
             return not self._busy[ownership.key]
 
     def closed(self, ownership: Ownership, reason: str) -> None:
-        """See ``Keeper``."""
+        """Forget a partition that was released or lost."""
         with self._changed:
-            tenure = self._held.get(ownership.key)
-            if tenure is not None and tenure.ownership == ownership:
-                tenure.ended = reason
+            handle = self._held.get(ownership.key)
+            if handle is not None and handle.ownership == ownership:
+                handle.ended = reason
                 del self._held[ownership.key]
-                self._fresh.pop(ownership.key, None)
+                self._new.pop(ownership.key, None)
                 self._draining.discard(ownership.key)
             self._changed.notify_all()
-        self._lost(ownership, reason)
+        self._on_lost(ownership, reason)
 
     def usable(self) -> dict[str, Handle]:
-        """Those that a new batch may read, by id: held, opened, and not to be handed over."""
+        """Return the partitions that a new batch may read, by id: held, open, not draining."""
         with self._changed:
             return {
                 each.partition: each
                 for key, each in self._held.items()
-                if key not in self._fresh and key not in self._draining and each.valid
+                if key not in self._new and key not in self._draining and each.valid
             }
 
-    def begin(self, tenures: Sequence[Handle]) -> bool:
-        """Begin a batch with these partitions; False if one of them was lost or drains by now."""
+    def begin(self, handles: Sequence[Handle]) -> bool:
+        """Begin a batch with these partitions; return False if one was lost or is draining."""
         with self._changed:
-            keys = [each.ownership.key for each in tenures]
-            fit = all(each.ended is None for each in tenures) and self._draining.isdisjoint(keys)
+            keys = [each.ownership.key for each in handles]
+            fit = all(each.ended is None for each in handles) and self._draining.isdisjoint(keys)
             if fit:
                 self._busy.update(keys)
             return fit
 
-    def end(self, tenures: Sequence[Handle]) -> None:
-        """It has ended. What waited for that is given up."""
+    def end(self, handles: Sequence[Handle]) -> None:
+        """End a batch; release what was waiting for that."""
         idle = []
         with self._changed:
-            for tenure in tenures:
-                key = tenure.ownership.key
+            for handle in handles:
+                key = handle.ownership.key
                 self._busy[key] -= 1
                 if not self._busy[key] and key in self._draining:
-                    idle.append(tenure.ownership)
+                    idle.append(handle.ownership)
         for ownership in idle:
             self._portal.call(self._member.drained, ownership)
 
     def wait(self, seconds: float, *, unless: Callable[[], bool] = lambda: False) -> None:
-        """Return when something has changed here, or after so many seconds."""
+        """Return when something has changed here, or after this many seconds."""
         with self._changed:
-            if not self._fresh and not unless():
+            if not self._new and not unless():
                 self._changed.wait(seconds)
 
     def pause(self, seconds: float, *, unless: Callable[[], bool] = lambda: False) -> None:
-        """Wait so long, whatever happens here, but not when ``unless`` says so."""
+        """Wait this many seconds, whatever changes here, unless ``unless`` returns true."""
         until_s = self._clock.boottime_s() + seconds
         while not unless() and (left_s := until_s - self._clock.boottime_s()) > 0:
-            with self._changed:  # a signal handler may set what ``unless`` looks at, and no more
+            with self._changed:  # a signal handler only sets what ``unless`` reads
                 self._changed.wait(min(left_s, self._clock.slice_s))
 
     def wake(self) -> None:
-        """Let whoever waits return. From any thread, not from a signal handler."""
-        self._tell()
+        """Wake all waiting threads. From any thread, not from a signal handler."""
+        self._report()
 
-    def fenced(self, tenure: Handle) -> None:
-        """A sink has refused a write under this ownership: it has ended."""
-        self._portal.call(self._member.fenced, tenure.ownership)
+    def fenced(self, handle: Handle) -> None:
+        """End an ownership under which a sink has refused a write."""
+        self._portal.call(self._member.fenced, handle.ownership)
 
     def leave(self) -> None:
         """Begin to leave: what is idle is handed over, the rest when its batch ends."""
@@ -224,33 +220,35 @@ class OwnedPartitions:
 
     # -------------------------------------------------- asked of the store
 
-    def mark(self, positions: Mapping[str, tuple[Handle, int]]) -> Mapping[str, Refusal]:
-        """Write the checkpoint of each partition: the event before the number given is done."""
-        marks = [
+    def write_checkpoints(
+        self, positions: Mapping[str, tuple[Handle, int]]
+    ) -> Mapping[str, Refusal]:
+        """Write the checkpoint of each partition: all events before the given number are done."""
+        writes = [
             CheckpointWrite(
-                ownership=tenure.ownership, position=Position(sequence_number=number - 1)
+                ownership=handle.ownership, position=Position(sequence_number=number - 1)
             )
-            for tenure, number in positions.values()
+            for handle, number in positions.values()
         ]
-        refused: Mapping[str, Refusal] = self._portal.call(self._member.mark, marks)
+        refused: Mapping[str, Refusal] = self._portal.call(self._member.mark, writes)
         return refused
 
     def checkpoints(self) -> Mapping[str, Checkpoint]:
-        """All checkpoints of the group, by key."""
+        """Return all checkpoints of the group, by key."""
         found: Mapping[str, Checkpoint] = self._portal.call(self._store.checkpoints, self.group)
         return found
 
     def epoch(self, key: str) -> int:
-        """The epoch of the partition as the store knows it now."""
+        """Return the epoch of the partition as the store knows it now."""
         found: Mapping[str, Resource] = self._portal.call(self._store.resources, self.group)
         return found[key].epoch if key in found else 0
 
-    def done(self) -> dict[str, int]:
-        """The first event of each partition that is not done, by id, as the checkpoints say."""
+    def checkpointed_positions(self) -> dict[str, int]:
+        """Return the first event of each partition, by id, that no checkpoint covers."""
         return {last_part(key): found.resumes_at for key, found in self.checkpoints().items()}
 
     def reset_epoch(self, key: str) -> int:
-        """The epoch of the last time that an operator put the checkpoint somewhere; 0: never."""
+        """Return the epoch of the last checkpoint reset by an operator; 0: never."""
         terms: Sequence[Term] = self._portal.call(self._history, key)
         return max((each.epoch for each in terms if each.reason is EndReason.RESET), default=0)
 
@@ -259,8 +257,8 @@ class OwnedPartitions:
         return self._portal.call(work, *arguments)
 
     async def _history(self, key: str) -> Sequence[Term]:
-        return await self._store.history(key, limit=_TERMS)
+        return await self._store.history(key, limit=_MAX_TERMS)
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         with self._changed:
             self._changed.notify_all()

@@ -1,6 +1,6 @@
 """``Pipeline``: several Spark drivers share a stream, each event goes into the sink once.
 
-The package's docstring has the design.
+The docstring of ``leasehold.spark`` has the design.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class Pipeline:
     """One driver of a group. It can be run once.
 
-    Guarantees: with a sink that is atomic, every event of the stream is in the output of exactly
-    one committed batch, whatever drivers are killed, paused, added or stopped. A driver that was
-    paused and wakes up late commits nothing. Partitions move between drivers between two batches.
+    Guarantees: with an atomic sink, every event of the stream is in the output of exactly one
+    committed batch, whatever drivers are killed, paused, added or stopped. A driver that resumes
+    too late after a pause commits nothing. Partitions move between drivers between two batches.
     """
 
     def __init__(
@@ -81,16 +81,16 @@ class Pipeline:
         self._functions: list[Callable[[DataFrame], DataFrame]] = []
         self._sink: Sink | None = None
         self._tally = Tally()
-        self._shares: OwnedPartitions | None = None
+        self._owned: OwnedPartitions | None = None
         self._requests = StopRequests()
         self._is_stopping = False
         self._has_run = False
 
     def transform(self, function: Callable[[DataFrame], DataFrame]) -> Self:
-        """Put each batch of events through the function. Again: one after the other.
+        """Put each batch of events through the function. Several functions are applied in order.
 
-        It is called once for each batch, and sees that batch only: what it sums up is summed up
-        for the batch.
+        It is called once for each batch, and sees that batch only: aggregates are those of the
+        batch.
         """
         if not callable(function):
             raise UsageError(f"transform takes a function of a DataFrame, not {function!r}")
@@ -98,7 +98,7 @@ class Pipeline:
         return self
 
     def write_to(self, sink: Sink) -> Self:
-        """Commit what comes out to the sink, together with the positions."""
+        """Commit the output to the sink, together with the positions."""
         if self._sink is not None:
             raise UsageError("a pipeline has one sink: its positions are committed with it")
         self._sink = sink
@@ -114,27 +114,27 @@ class Pipeline:
         return self._tally.totals
 
     def stop(self) -> None:
-        """Finish the batch under way, hand the partitions over, and return from ``run``.
+        """Finish the batch in progress, hand the partitions over, and return from ``run``.
 
-        Returns at once. From any thread.
+        Returns immediately. From any thread.
         """
         self._is_stopping = True
-        if self._shares is not None:
-            self._shares.wake()
+        if self._owned is not None:
+            self._owned.wake()
 
     def run(self, *, until_caught_up: bool = False, show: bool | None = None) -> PipelineCounts:
-        """Work until ``stop``, SIGINT or SIGTERM; a second signal leaves at once, without order.
+        """Work until ``stop``, SIGINT or SIGTERM; a second signal exits immediately.
 
-        A signal that comes within a second of the first is the same request.
-        ``until_caught_up``: return when everything is committed that was in the stream when this
-        was called, by this driver or another one. ``show``: write progress to stderr, which is
-        done by default if that is a terminal.
+        The second signal drains nothing; one within a second of the first is the same request.
+        ``until_caught_up``: return when everything that was in the stream at the time of this call
+        is committed, by any driver. ``show``: write progress to stderr; by default if that is a
+        terminal.
 
         Raises:
-            BatchFailed: a batch can not be transformed, and the policy says to stop.
-            SinkUnfit, SinkChanged: the sink can not take the rows, or is not as it was left.
-            PositionLost: the place to go on is not in the log.
-            UnknownStream, StoreUnusable, UsageError: it can not begin.
+            BatchFailed: a batch cannot be transformed, and the policy is to stop.
+            SinkUnfit, SinkChanged: the sink cannot take the rows, or was changed by others.
+            PositionLost: the position to resume at is not in the log.
+            UnknownStream, StoreUnusable, UsageError: it cannot begin.
         """
         if self._has_run:
             raise UsageError("a pipeline can be run once: make another one")
@@ -149,7 +149,7 @@ class Pipeline:
             engine.run(until_caught_up=until_caught_up)
         return self.totals
 
-    def _engine(self, sink: Sink, board: EventBus, stack: ExitStack) -> Engine:
+    def _engine(self, sink: Sink, event_bus: EventBus, stack: ExitStack) -> Engine:
         source = open_ranges(
             self._source, store_url=self._source_store, name=self.name, pinned=True
         )
@@ -175,10 +175,10 @@ class Pipeline:
         sink.open(self._spark)
         engines: list[Engine] = []
 
-        def lost(ownership: Ownership, reason: str) -> None:
+        def on_lost(ownership: Ownership, reason: str) -> None:
             for each in engines:
                 each.lost(ownership.key)
-            board.tell(
+            event_bus.tell(
                 PipelinePartitionClosed(
                     holder=ownership.holder,
                     partition=last_part(ownership.key),
@@ -187,7 +187,7 @@ class Pipeline:
                 )
             )
 
-        shares = self._shares = stack.enter_context(
+        owned = self._owned = stack.enter_context(
             OwnedPartitions(
                 self._store,
                 stream=source.name,
@@ -195,27 +195,27 @@ class Pipeline:
                 name=self.name,
                 options=self.options,
                 clock=self._clock,
-                lost=lost,
+                on_lost=on_lost,
             )
         )
-        around = RunContext(
+        context = RunContext(
             spark=self._spark,
             frames=frames,
-            function=self._function,
+            function=self._transform,
             sink=sink,
-            shares=shares,
+            owned=owned,
             source=source,
             options=self.options,
-            board=board,
+            event_bus=event_bus,
             clock=self._clock,
             rng=system_random(),
             is_stopping=lambda: self._is_stopping,
         )
-        engines.append(Engine(around))
-        shares.join(source.partitions())
+        engines.append(Engine(context))
+        owned.join(source.partitions())
         return engines[0]
 
-    def _function(self, frame: DataFrame) -> DataFrame:
+    def _transform(self, frame: DataFrame) -> DataFrame:
         for each in self._functions:
             frame = each(frame)
         return frame
@@ -225,17 +225,17 @@ class Pipeline:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        former = {each: signal.signal(each, self._asked) for each in _SIGNALS}
+        former = {each: signal.signal(each, self._on_signal) for each in _SIGNALS}
         try:
             yield
         finally:
             for each, handler in former.items():
                 signal.signal(each, handler)
 
-    def _asked(self, number: int, _frame: object) -> None:
+    def _on_signal(self, number: int, _frame: object) -> None:
         if self._requests.heard(self._clock.boottime_s()) is StopAsked.AGAIN:
             os._exit(128 + number)
-        self._is_stopping = True  # no lock is taken here: the loop looks several times a second
+        self._is_stopping = True  # no lock is taken here: the loop polls several times a second
 
 
 def _to_stderr(line: str) -> None:

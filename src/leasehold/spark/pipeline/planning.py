@@ -1,10 +1,8 @@
-"""What the next batch of a pipeline reads. Pure.
+"""The plan of a batch: the ranges it reads (pure), and a DataFrame over them.
 
-DataFrames over ranges of events.
-
-Each batch gets a new one: Spark may answer from the first run of a DataFrame whose input has
-changed since. A small batch is read by the driver and handed to Spark as it is; a large one is read
-by tasks. That is measured, and costs less than planning through the data source.
+Each batch gets a new DataFrame: Spark may answer from the first run of one whose input has changed
+since. A small batch is read by the driver and handed to Spark; a large one is read by tasks. That
+was measured, and costs less than planning through the data source.
 """
 
 from __future__ import annotations
@@ -13,9 +11,14 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from leasehold.spark.ranges import Range, read, tasks, written
-from leasehold.spark.reading import events
-from leasehold.spark.schema import EVENTS, arrow_of, cut
+from leasehold.spark.reading import (
+    Range,
+    ranges_from_json,
+    ranges_to_json,
+    read_events,
+    split_into_tasks,
+)
+from leasehold.spark.schema import EVENTS, arrow_schema, select_columns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,38 +29,40 @@ if TYPE_CHECKING:
 def next_ranges(
     positions: Mapping[str, int], ends: Mapping[str, int], *, max_events: int
 ) -> tuple[Range, ...]:
-    """The next events of each partition, ``max_events`` in all at most.
+    """Return the next events of each partition, at most ``max_events`` in all.
 
-    Everybody gets the same; what a partition does not need goes to those that have more. So a
-    long backlog in one partition never keeps the others waiting. None of the ranges is empty.
+    All partitions get the same; what one does not need goes to those that have more. So a long
+    backlog in one partition never delays the others. None of the ranges is empty.
     """
-    waiting = {
+    backlog = {
         partition: ends[partition] - position
         for partition, position in positions.items()
         if ends.get(partition, 0) > position
     }
-    given = dict.fromkeys(waiting, 0)
-    room, hungry = max_events, sorted(waiting, key=lambda partition: waiting[partition])
-    for turn, partition in enumerate(hungry):  # the least hungry first: what it leaves is shared
-        fair = -(-room // (len(hungry) - turn))
-        given[partition] = min(waiting[partition], fair)
-        room -= given[partition]
+    granted = dict.fromkeys(backlog, 0)
+    remaining, by_backlog = max_events, sorted(backlog, key=lambda partition: backlog[partition])
+    for turn, partition in enumerate(
+        by_backlog
+    ):  # the least hungry first: what it leaves is shared
+        fair_events = -(-remaining // (len(by_backlog) - turn))
+        granted[partition] = min(backlog[partition], fair_events)
+        remaining -= granted[partition]
     return tuple(
-        Range(partition=each, start=positions[each], end=positions[each] + given[each])
+        Range(partition=each, start=positions[each], end=positions[each] + granted[each])
         for each in positions
-        if given.get(each)
+        if granted.get(each)
     )
 
 
 def halves(ranges: tuple[Range, ...]) -> tuple[tuple[Range, ...], tuple[Range, ...]]:
-    """The ranges in two parts of about the same size; both are empty if there is only one event."""
+    """Return the ranges in two parts of similar size; both are empty if there is only one event."""
     total = sum(map(len, ranges))
     if total <= 1:
         return (), ()
     if len(ranges) > 1:
         middle = len(ranges) // 2
         return ranges[:middle], ranges[middle:]
-    first, second = ranges[0].cut(ranges[0].start + total // 2)
+    first, second = ranges[0].split_at(ranges[0].start + total // 2)
     return (first,), (second,)
 
 
@@ -65,7 +70,7 @@ _MAX_LOCAL_BYTES = 8 << 20
 
 
 class BatchFrames:
-    """Makes them, for one stream."""
+    """Makes the DataFrames of one stream."""
 
     def __init__(
         self,
@@ -77,38 +82,34 @@ class BatchFrames:
         local_events: int = 0,
         task_count: int | None = None,
     ) -> None:
-        """``columns``: of ``EVENTS``, all by default.
-
-        Raises:
-            UsageError: an event has no such column.
-        """
+        """``columns``: of ``EVENTS``, all by default."""
         self._spark = spark
         self._source = source
         self._store = store
-        self.schema = cut(columns) if columns else EVENTS
-        self._arrow = arrow_of(self.schema)
+        self.schema = select_columns(columns) if columns else EVENTS
+        self._arrow = arrow_schema(self.schema)
         self._local_events = local_events
         self._tasks = task_count or spark.sparkContext.defaultParallelism
 
     def of(self, ranges: Sequence[Range]) -> DataFrame:
-        """The events of the ranges."""
+        """Return the events of the ranges."""
         if sum(map(len, ranges)) <= self._local_events:
-            table = self._local(ranges)
+            table = self._read_locally(ranges)
             if table is not None:
                 return self._spark.createDataFrame(table, schema=self.schema)
-        shares = [written(each) for each in tasks(ranges, self._tasks)]
-        numbers = self._spark.range(0, len(shares), 1, len(shares))
-        reader = task_reader(self._source, self._store, shares, self._arrow)
+        task_ranges = [ranges_to_json(each) for each in split_into_tasks(ranges, self._tasks)]
+        numbers = self._spark.range(0, len(task_ranges), 1, len(task_ranges))
+        reader = task_reader(self._source, self._store, task_ranges, self._arrow)
         return numbers.mapInArrow(reader, self.schema)
 
-    def none(self) -> DataFrame:
-        """No events, with the same columns."""
+    def empty(self) -> DataFrame:
+        """Return a DataFrame without events, with the same columns."""
         return self._spark.createDataFrame(self._arrow.empty_table(), schema=self.schema)
 
-    def _local(self, ranges: Sequence[Range]) -> pa.Table | None:
-        """The events as a table; None if they are too big to go through the driver."""
+    def _read_locally(self, ranges: Sequence[Range]) -> pa.Table | None:
+        """Return the events as a table; None if they are too big to go through the driver."""
         batches, size = [], 0
-        for batch in events(self._source, self._store, ranges, self._arrow):
+        for batch in read_events(self._source, self._store, ranges, self._arrow):
             batches.append(batch)
             size += batch.nbytes
             if size > _MAX_LOCAL_BYTES:
@@ -117,13 +118,13 @@ class BatchFrames:
 
 
 def task_reader(
-    source: str, store: str, shares: Sequence[str], schema: pa.Schema
+    source: str, store: str, task_ranges: Sequence[str], schema: pa.Schema
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """A function for ``mapInArrow`` over the numbers of the shares."""
+    """Return a function for ``mapInArrow`` over the numbers of the tasks."""
 
-    def read_shares(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def read_tasks(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in numbers:
             for number in batch.column(0).to_pylist():
-                yield from events(source, store, read(shares[number]), schema)
+                yield from read_events(source, store, ranges_from_json(task_ranges[number]), schema)
 
-    return read_shares
+    return read_tasks

@@ -1,9 +1,9 @@
-"""Transforming and staging a batch, and what becomes of one that can not be.
+"""The transformation and staging of a batch, and the handling of one that fails.
 
-A failure of a whole batch says nothing about which event it was. With a policy that goes on
-without the event, the batch is cut in two, and again, until the one event is found. A function that
-fails on no events at all is broken; that stops the pipeline under every policy. So does what is no
-fault of the events (``trouble``), unless it passes: no event is dropped for it.
+A failure of a whole batch does not show which event caused it. With a policy that continues without
+the event, the batch is split in two, and again, until the one event is found. A function that fails
+on no events at all is broken; that stops the pipeline under every policy. So does a storage error
+(``batch_errors``), unless it passes: no event is dropped for it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from leasehold.errors import (
 from leasehold.events.dead_letters import DeadLetter
 from leasehold.names import last_part
 from leasehold.runtime.tracebacks import reason_of, traceback_of
-from leasehold.spark.pipeline.batch_errors import name_batch, trouble_of
+from leasehold.spark.pipeline.batch_errors import name_batch, storage_error_in
 from leasehold.spark.pipeline.events import (
     BatchAttemptFailed,
     BatchRefused,
@@ -46,35 +46,35 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from leasehold.lease.handle import Handle
-    from leasehold.spark.pipeline.batch_errors import Trouble
+    from leasehold.spark.pipeline.batch_errors import StorageError
     from leasehold.spark.pipeline.engine import RunContext
     from leasehold.spark.pipeline.events import BatchCommitted
-    from leasehold.spark.ranges import Range
+    from leasehold.spark.reading import Range
     from leasehold.spark.sinks.port import Batch
 
 log = logging.getLogger("leasehold.spark")
 
-_PAUSES = Backoff(base_s=0.1, max_s=5.0)
-_WRONG = (AnalysisException, UsageError)
-_MAX_WORDS = 500
-_MEND = "Mend the transformation and start again"
-_GO_ON = (
-    f"{_MEND}, or let the pipeline go on without such events: "
+_BACKOFF = Backoff(base_s=0.1, max_s=5.0)
+_USAGE_ERRORS = (AnalysisException, UsageError)
+_MAX_ERROR_CHARS = 500
+_FIX_ADVICE = "Mend the transformation and start again"
+_SKIP_ADVICE = (
+    f"{_FIX_ADVICE}, or let the pipeline go on without such events: "
     "PipelineOptions(poison=PoisonPolicy.dead_letter())"
 )
-_LOOK = (
+_DISK_ADVICE = (
     "It is no fault of the events, and none was dropped: look at the disk it names (`leasehold log "
     "verify` finds damage) and start again"
 )
-_OF_JOBS = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
+_JOB_PROPERTIES = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """A batch, the ownerships it stands on, and when it was planned, by the clock."""
+    """A batch, the ownerships it depends on, and when it was planned, by the clock."""
 
     batch: Batch
-    tenures: Mapping[str, Handle]
+    handles: Mapping[str, Handle]
     began_s: float
     since_s: float
     planned_s: float
@@ -88,11 +88,11 @@ class Work:
 
     @property
     def is_held(self) -> bool:
-        """Whether all its partitions may be acted upon at this very moment."""
-        return all(each.valid for each in self.tenures.values())
+        """Whether all its partitions are owned now."""
+        return all(each.valid for each in self.handles.values())
 
-    def told(self) -> dict[str, Any]:
-        """What every record about it says."""
+    def event_fields(self) -> dict[str, Any]:
+        """Return the fields of every event about it."""
         return {
             "holder": self.batch.holder,
             "number": self.batch.number,
@@ -102,238 +102,229 @@ class Work:
 
 
 class Staging:
-    """For one run of a pipeline."""
+    """Stages the batches of one run of a pipeline."""
 
     def __init__(
         self,
-        around: RunContext,
+        context: RunContext,
         *,
         split: Callable[[tuple[Range, ...], tuple[Range, ...]], None],
         last: Callable[[], BatchCommitted | None],
     ) -> None:
-        """``split`` has two parts of a batch done instead of it; ``last`` was committed last."""
-        self._around = around
+        """``split`` processes two parts of a batch instead; ``last`` returns the last commit."""
+        self._context = context
         self._split = split
         self._last = last
-        self._context = around.spark.sparkContext
+        self._spark_context = context.spark.sparkContext
         self._lock = threading.Lock()
         self._running: tuple[str, frozenset[str]] | None = None
         self._canceller = ThreadPoolExecutor(1, "leasehold-cancel")
 
     def staged(self, work: Work) -> Staged | None:
-        """The rows of the batch, staged; None if it is not to be committed as it is.
-
-        Raises:
-            BatchFailed: it can not be done, and the policy says to stop; or events can not be
-                read, or rows not be written, whatever the policy says.
-            SinkUnfit: its columns do not fit the sink.
-            SinkChanged: the sink is not as it was left.
-        """
-        attempt = silent = 0
-        policy = self._around.options.poison
+        """Return the rows of the batch, staged; None if it is not to be committed as it is."""
+        attempt = outages = 0
+        policy = self._context.options.poison
         while True:
             try:
-                return self._once(work, attempt)
+                return self._attempt(work, attempt)
             except (SinkUnfit, SinkChanged) as error:
                 name_batch(error, work.batch)
                 raise
             except Exception as error:
-                if not work.is_held or self._around.is_stopping():
-                    self._refused(work)
+                if not work.is_held or self._context.is_stopping():
+                    self._report_refused(work)
                     return None
-                trouble = trouble_of(error)
-                if isinstance(trouble, StoreUnavailable):  # no fault of the batch: it passes
-                    silent += 1
-                    self._wait(f"the sink, to stage {work.batch.label}", trouble, silent)
+                storage_error = storage_error_in(error)
+                if isinstance(storage_error, StoreUnavailable):  # no fault of the batch: it passes
+                    outages += 1
+                    self._wait(f"the sink, to stage {work.batch.label}", storage_error, outages)
                     continue
                 if isinstance(error, StoreError) or self._is_gone():
                     raise
-                if self._is_trimmed(work):  # while it waited: planned anew, which knows what to do
+                if self._is_trimmed(work):  # while it waited: planning again handles that
                     log.warning("batch %s: retention was faster", work.batch.label)
                     return None
                 attempt += 1
-                told = trouble or error
-                self._around.board.tell(
-                    BatchAttemptFailed(**work.told(), attempt=attempt, error=told)
+                event_fields = storage_error or error
+                self._context.event_bus.tell(
+                    BatchAttemptFailed(**work.event_fields(), attempt=attempt, error=event_fields)
                 )
-                if isinstance(error, _WRONG):  # as it is written, it can never work
-                    raise _failed(work, error, attempt, advice=_MEND) from error
+                if isinstance(error, _USAGE_ERRORS):  # as it is written, it can never work
+                    raise _batch_failed(work, error, attempt, advice=_FIX_ADVICE) from error
                 if policy.exhausted(attempt) or (work.is_part and work.batch.rows > 1):
-                    return self._given_up(work, error, attempt, trouble)
-                log.warning("batch %s failed: %s", work.batch.label, reason_of(told))
-                self._pause(policy.pauses.pause_s(attempt, self._around.rng))
+                    return self._give_up(work, error, attempt, storage_error)
+                log.warning("batch %s failed: %s", work.batch.label, reason_of(event_fields))
+                self._pause(policy.pauses.pause_s(attempt, self._context.rng))
 
     def _is_gone(self) -> bool:
-        """Whether Spark was stopped, or its Java has died: then no attempt can succeed."""
-        gateway = getattr(self._context, "_gateway", None)
+        """Return whether Spark was stopped, or its Java has ended: then no attempt can succeed."""
+        gateway = getattr(self._spark_context, "_gateway", None)
         process = getattr(gateway, "proc", None)
-        return self._context._jsc is None or (process is not None and process.poll() is not None)  # noqa: SLF001
+        return self._spark_context._jsc is None or (  # noqa: SLF001
+            process is not None and process.poll() is not None
+        )
 
     def _is_trimmed(self, work: Work) -> bool:
-        """Whether retention has removed a part of it since it was planned."""
+        """Return whether retention has removed a part of it since it was planned."""
         try:
-            ends = self._around.source.ends([each.partition for each in work.ranges])
+            ends = self._context.source.ends([each.partition for each in work.ranges])
         except StoreError:
             return False
         return any(each.start < ends[each.partition].first for each in work.ranges)
 
     def _wait(self, what: str, error: Exception, times: int) -> None:
         log.warning("waiting for %s: %s", what, error)
-        self._around.board.tell(Waiting(holder=self._around.shares.holder, what=what, error=error))
-        self._pause(_PAUSES.pause_s(times, self._around.rng))
+        self._context.event_bus.tell(
+            Waiting(holder=self._context.owned.holder, what=what, error=error)
+        )
+        self._pause(_BACKOFF.pause_s(times, self._context.rng))
 
     def _pause(self, seconds: float) -> None:
-        self._around.shares.pause(seconds, unless=self._around.is_stopping)
+        self._context.owned.pause(seconds, unless=self._context.is_stopping)
 
     def lost(self, key: str) -> None:
-        """Cancel the job under way if it reads this partition. Returns at once."""
+        """Cancel the running job if it reads this partition. Returns immediately."""
         with self._lock:
             running = self._running
         if running is not None and key in running[1]:
-            self._canceller.submit(self._context.cancelJobGroup, running[0])
+            self._canceller.submit(self._spark_context.cancelJobGroup, running[0])
 
-    def _once(self, work: Work, attempt: int) -> Staged:
+    def _attempt(self, work: Work, attempt: int) -> Staged:
         if not work.is_held:
-            raise next(each.lost() for each in work.tenures.values() if not each.valid)
-        batch, clock = work.batch, self._around.clock
+            raise next(each.lost() for each in work.handles.values() if not each.valid)
+        batch, clock = work.batch, self._context.clock
         job = f"{batch.holder}-{batch.number}-{attempt}"
-        self._context.setJobGroup(job, self._described(batch), interruptOnCancel=True)
+        self._spark_context.setJobGroup(job, self._describe(batch), interruptOnCancel=True)
         with self._lock:
-            keys = (each.ownership.key for each in work.tenures.values())
+            keys = (each.ownership.key for each in work.handles.values())
             self._running = (job, frozenset(keys))
         began_s = clock.boottime_s()
         try:
-            staged = self._around.sink.stage(self._output(work), batch)
+            staged = self._context.sink.stage(self._transform(work), batch)
         finally:
             with self._lock:
                 self._running = None
         stage_s = clock.boottime_s() - began_s
-        self._around.board.tell(BatchStaged(**work.told(), stage_s=stage_s))
+        self._context.event_bus.tell(BatchStaged(**work.event_fields(), stage_s=stage_s))
         return staged
 
-    def _described(self, batch: Batch) -> str:
-        """What Spark's pages show of the batch, and of how the one before it went."""
-        words = f"{batch.group} batch {batch.number}: {batch.rows:,} events, {batch.label}"
+    def _describe(self, batch: Batch) -> str:
+        """Return the description of the batch for Spark's UI, with the pace of the previous one."""
+        text = f"{batch.group} batch {batch.number}: {batch.rows:,} events, {batch.label}"
         last = self._last()
-        return words if last is None else f"{words}; batch {last.number} took {pace(last)}"
+        return text if last is None else f"{text}; batch {last.number} took {pace(last)}"
 
-    def _output(self, work: Work) -> DataFrame:
-        return _checked(self._around.function(self._around.frames.of(work.ranges)))
+    def _transform(self, work: Work) -> DataFrame:
+        return _check_frame(self._context.function(self._context.frames.of(work.ranges)))
 
-    def _refused(self, work: Work) -> None:
-        lost = [each for each in work.tenures.values() if not each.valid]
+    def _report_refused(self, work: Work) -> None:
+        lost = [each for each in work.handles.values() if not each.valid]
         why = str(lost[0].lost()) if lost else "the pipeline stops"
-        self._around.board.tell(BatchRefused(**work.told(), why=why, by_sink=False))
+        self._context.event_bus.tell(BatchRefused(**work.event_fields(), why=why, by_sink=False))
 
-    def _given_up(
-        self, work: Work, error: Exception, attempts: int, trouble: Trouble | None
+    def _give_up(
+        self, work: Work, error: Exception, attempts: int, storage_error: StorageError | None
     ) -> Staged | None:
-        policy = self._around.options.poison
-        if trouble is not None:
-            raise _failed(work, trouble, attempts, advice=_LOOK) from error
+        policy = self._context.options.poison
+        if storage_error is not None:
+            raise _batch_failed(work, storage_error, attempts, advice=_DISK_ADVICE) from error
         if policy.then is PoisonAction.STOP:
-            raise _failed(work, error, attempts) from error
-        nothing = self._nothing_when_possible(work, attempts)
-        if nothing is None:
-            self._refused(work)
+            raise _batch_failed(work, error, attempts) from error
+        empty = self._stage_empty_with_retry(work, attempts)
+        if empty is None:
+            self._report_refused(work)
             return None
         if work.batch.rows > 1:
-            self._around.sink.discard(nothing)
+            self._context.sink.discard(empty)
             self._split(*halves(work.ranges))
             return None
-        return nothing if self._dropped_when_possible(work, error, attempts, nothing) else None
+        return empty if self._drop_with_retry(work, error, attempts, empty) else None
 
-    def _nothing_when_possible(self, work: Work, attempts: int) -> Staged | None:
-        """What the function makes of no events, staged; None if there was no time left for it.
-
-        Raises:
-            BatchFailed: it fails on no events at all.
-        """
+    def _stage_empty_with_retry(self, work: Work, attempts: int) -> Staged | None:
+        """Stage what the function makes of no events; return None if there was no time for it."""
         times = 0
-        while work.is_held and not self._around.is_stopping():
+        while work.is_held and not self._context.is_stopping():
             try:
-                return self._nothing(work.batch)
+                return self._stage_empty(work.batch)
             except Exception as broken:
-                away = trouble_of(broken)
-                if not isinstance(away, StoreUnavailable):
-                    advice = _MEND if away is None else _LOOK
-                    raise _failed(work, away or broken, attempts, advice=advice) from broken
+                outage = storage_error_in(broken)
+                if not isinstance(outage, StoreUnavailable):
+                    advice = _FIX_ADVICE if outage is None else _DISK_ADVICE
+                    raise _batch_failed(work, outage or broken, attempts, advice=advice) from broken
                 times += 1
-                self._wait(f"the sink, to look into {work.batch.label}", away, times)
+                self._wait(f"the sink, to look into {work.batch.label}", outage, times)
         return None
 
-    def _nothing(self, batch: Batch) -> Staged:
-        """No events, transformed and staged; a sink whose staging is its write is left alone."""
-        frame = _checked(self._around.function(self._around.frames.none()))
-        if self._around.sink.atomic:
-            return self._around.sink.stage(frame, batch)
+    def _stage_empty(self, batch: Batch) -> Staged:
+        """Transform and stage no events; a sink that writes in ``stage`` is left alone."""
+        frame = _check_frame(self._context.function(self._context.frames.empty()))
+        if self._context.sink.atomic:
+            return self._context.sink.stage(frame, batch)
         frame.write.format("noop").mode("overwrite").save()
         return Staged(None)
 
-    def _dropped_when_possible(
-        self, work: Work, error: Exception, attempts: int, nothing: Staged
-    ) -> bool:
-        """Drop the one event; False if there was no time left to put it anywhere."""
+    def _drop_with_retry(self, work: Work, error: Exception, attempts: int, empty: Staged) -> bool:
+        """Drop the one event; return False if there was no time left to store it."""
         times = 0
         try:
-            while work.is_held and not self._around.is_stopping():
+            while work.is_held and not self._context.is_stopping():
                 try:
-                    self._dropped(work, error, attempts)
-                except StoreUnavailable as away:
+                    self._drop(work, error, attempts)
+                except StoreUnavailable as outage:
                     times += 1
-                    self._wait("the dead letters", away, times)
+                    self._wait("the dead letters", outage, times)
                 else:
                     return True
         except BaseException:
-            self._around.sink.discard(nothing)
+            self._context.sink.discard(empty)
             raise
-        self._around.sink.discard(nothing)
-        self._refused(work)
+        self._context.sink.discard(empty)
+        self._report_refused(work)
         return False
 
-    def _dropped(self, work: Work, error: Exception, attempts: int) -> None:
-        """Put the one event into the dead letters, if the policy says so, and tell."""
-        (share,) = work.batch.shares
-        place, action = share.range, self._around.options.poison.then
-        letters = self._around.options.dead_letters
-        if action is PoisonAction.DEAD_LETTER and letters is not None:
-            source = self._around.source
+    def _drop(self, work: Work, error: Exception, attempts: int) -> None:
+        """Put the one event into the dead letters, if the policy says so, and report it."""
+        (part,) = work.batch.shares
+        event_range, action = part.range, self._context.options.poison.then
+        dead_letters = self._context.options.dead_letters
+        if action is PoisonAction.DEAD_LETTER and dead_letters is not None:
+            source = self._context.source
             found = [
                 DeadLetter(
                     event=event,
                     stream=source.name,
                     group=last_part(work.batch.group),
-                    partition=place.partition,
-                    epoch=share.epoch,
+                    partition=event_range.partition,
+                    epoch=part.epoch,
                     attempts=attempts,
                     reason=reason_of(error),
                     traceback=traceback_of(error),
-                    failed_at=self._around.clock.utc_now(),
+                    failed_at=self._context.clock.utc_now(),
                 )
-                for batch in source.read(place.partition, place.start, place.end)
+                for batch in source.read(event_range.partition, event_range.start, event_range.end)
                 for event in batch
             ]
-            self._around.shares.call(letters.send, found)
-        self._around.board.tell(
+            self._context.owned.call(dead_letters.send, found)
+        self._context.event_bus.tell(
             EventDropped(
                 holder=work.batch.holder,
-                partition=place.partition,
-                epoch=share.epoch,
-                sequence_number=place.start,
+                partition=event_range.partition,
+                epoch=part.epoch,
+                sequence_number=event_range.start,
                 action=action.value,
                 error=error,
             )
         )
 
     def close(self) -> None:
-        """End its thread, and take its words off the jobs of the caller."""
+        """End its thread, and remove its properties from the caller's jobs."""
         self._canceller.shutdown()
         if not self._is_gone():
-            for name in _OF_JOBS:
-                self._context.setLocalProperty(name, None)  # type: ignore[arg-type]
+            for name in _JOB_PROPERTIES:
+                self._spark_context.setLocalProperty(name, None)  # type: ignore[arg-type]
 
 
-def _checked(frame: object) -> DataFrame:
+def _check_frame(frame: object) -> DataFrame:
     if not isinstance(frame, DataFrame):
         raise UsageError(
             f"the transformation returned {type(frame).__name__}, not a DataFrame: return what is "
@@ -342,16 +333,18 @@ def _checked(frame: object) -> DataFrame:
     return frame
 
 
-def _failed(work: Work, error: Exception, attempts: int, *, advice: str = _GO_ON) -> BatchFailed:
+def _batch_failed(
+    work: Work, error: Exception, attempts: int, *, advice: str = _SKIP_ADVICE
+) -> BatchFailed:
     times = "once" if attempts == 1 else f"{attempts} times"
     return BatchFailed(
         f"batch {work.batch.number} ({work.batch.label}) failed {times} and nothing of it was "
-        f"committed: {_short(error)}. {advice}",
+        f"committed: {_error_text(error)}. {advice}",
         ranges=tuple(map(str, work.ranges)),
     )
 
 
-def _short(error: Exception) -> str:
-    """The error in its own words, without the plan that Spark adds after them."""
+def _error_text(error: Exception) -> str:
+    """Return the error's own text, without the plan that Spark adds after it."""
     text = reason_of(error).split(";\n", maxsplit=1)[0].strip().removesuffix(".")
-    return text if len(text) <= _MAX_WORDS else f"{text[:_MAX_WORDS]}…"
+    return text if len(text) <= _MAX_ERROR_CHARS else f"{text[:_MAX_ERROR_CHARS]}…"

@@ -1,6 +1,6 @@
-"""Taking over partitions: the sink is fenced first, then asked how far it has come.
+"""Takeover of partitions: the sink is fenced first, then asked for its position.
 
-In this order nothing can slip between: when the sink has answered, no former owner can commit.
+In this order no commit can slip between: when the sink has answered, no former owner can commit.
 """
 
 from __future__ import annotations
@@ -25,98 +25,93 @@ if TYPE_CHECKING:
     from leasehold.spark.pipeline.owned_partitions import OwnedPartitions
     from leasehold.spark.sinks.port import Sink
 
-_SETTLED_HERE = frozenset((PositionOrigin.START, PositionOrigin.OPERATOR))
+_SET_AT_TAKEOVER = frozenset((PositionOrigin.START, PositionOrigin.OPERATOR))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResumePlace:
-    """Where a partition goes on, and who said so."""
+class ResumePoint:
+    """Where a partition resumes, and what determined that."""
 
     position: int
     by: str
 
 
 class Takeover:
-    """Finds the places for one pipeline."""
+    """Finds the positions to resume at, for one pipeline."""
 
     def __init__(
-        self, *, sink: Sink, shares: OwnedPartitions, source: RangeSource, options: PipelineOptions
+        self, *, sink: Sink, owned: OwnedPartitions, source: RangeSource, options: PipelineOptions
     ) -> None:
-        """Nothing is asked yet."""
         self._sink = sink
-        self._shares = shares
+        self._owned = owned
         self._source = source
         self._options = options
 
-    def places(self, fresh: Mapping[str, Handle]) -> dict[str, ResumePlace]:
-        """The place of each partition; those that turn out to be lost are left out.
+    def resume_points(self, handles: Mapping[str, Handle]) -> dict[str, ResumePoint]:
+        """Return the position of each partition; those that turn out to be lost are omitted.
 
-        When it returns, sink and checkpoint both stand there: a start by the options is settled
-        once for the group, and an operator's reset is done with once it is carried out.
-
-        Raises:
-            SinkChanged: sink and checkpoint contradict each other.
-            PositionLost: the place is not in the log (any more).
-            LeaseLost: one of them was lost meanwhile: ask again for those that are left.
-            StoreUnavailable: ask again.
+        When it returns, sink and checkpoint both have that position: a start by the options is
+        fixed once for the group, and an operator's reset is done once it is carried out.
         """
-        known = self.fenced(fresh)
-        checkpoints = self._shares.checkpoints()
+        known = self.fence_sink(handles)
+        checkpoints = self._owned.checkpoints()
         ends = self._source.ends(list(known))
-        places: dict[str, ResumePlace] = {}
+        resume_points: dict[str, ResumePoint] = {}
         moves: dict[str, SinkPosition] = {}
-        marks: dict[str, tuple[Handle, int]] = {}
+        checkpoints_to_write: dict[str, tuple[Handle, int]] = {}
         for partition, sunk in known.items():
-            tenure = fresh[partition]
-            checkpoint = checkpoints.get(tenure.ownership.key)
+            handle = handles[partition]
+            checkpoint = checkpoints.get(handle.ownership.key)
             done = None if checkpoint is None else checkpoint.resumes_at
-            found = self._resumed(tenure, checkpoint, sunk)
+            found = self._resumed(handle, checkpoint, sunk)
             if found.by is PositionOrigin.NOBODY:
                 raise self._contradiction(partition, done, sunk)
             position = self._in_log(partition, found, ends[partition])
-            places[partition] = ResumePlace(position=position, by=found.by.value)
-            if found.by in _SETTLED_HERE or found.position != position:
-                moves[partition] = SinkPosition(position=position, epoch=tenure.ownership.epoch)
-            if found.by in _SETTLED_HERE or done != position:
-                marks[partition] = (tenure, position)
+            resume_points[partition] = ResumePoint(position=position, by=found.by.value)
+            if found.by in _SET_AT_TAKEOVER or found.position != position:
+                moves[partition] = SinkPosition(position=position, epoch=handle.ownership.epoch)
+            if found.by in _SET_AT_TAKEOVER or done != position:
+                checkpoints_to_write[partition] = (handle, position)
         if moves and self._sink.atomic:
-            self._sink.move(self._shares.group, moves)
-        if marks:  # after the sink: a reset counts until a checkpoint was written after it
-            self._shares.mark(marks)
-        return places
+            self._sink.move(self._owned.group, moves)
+        if (
+            checkpoints_to_write
+        ):  # after the sink: a reset counts until a checkpoint was written after it
+            self._owned.write_checkpoints(checkpoints_to_write)
+        return resume_points
 
-    def fenced(self, tenures: Mapping[str, Handle]) -> dict[str, SinkPosition]:
-        """Fence the sink for these, and tell what it knows. What is lost already is left out."""
-        epochs = {each: tenure.ownership.epoch for each, tenure in tenures.items()}
-        known = self._sink.fence(self._shares.group, epochs) if self._sink.atomic else {}
+    def fence_sink(self, handles: Mapping[str, Handle]) -> dict[str, SinkPosition]:
+        """Fence the sink for these, and return what it knows. What is lost already is omitted."""
+        epochs = {each: handle.ownership.epoch for each, handle in handles.items()}
+        known = self._sink.fence(self._owned.group, epochs) if self._sink.atomic else {}
         found = {}
         for partition, epoch in epochs.items():
             sunk = known.get(partition, SinkPosition())
             if sunk.epoch > epoch:
-                self._given_up(tenures[partition], sunk.epoch)
+                self._give_up(handles[partition], sunk.epoch)
             else:
                 found[partition] = sunk
         return found
 
-    def _given_up(self, tenure: Handle, sunk_epoch: int) -> None:
-        """The sink has heard of a later owner. If the store has not, it is not ours to write."""
-        owned = tenure.ownership
-        if self._shares.epoch(owned.key) == owned.epoch:
+    def _give_up(self, handle: Handle, sink_epoch: int) -> None:
+        """End an ownership that the sink knows to be over; raise if the store does not."""
+        owned = handle.ownership
+        if self._owned.epoch(owned.key) == owned.epoch:
             raise SinkChanged(
-                f"{self._sink.name} has heard of epoch {sunk_epoch} of partition "
-                f"{tenure.partition} for {self._shares.group!r}, and the store is at "
+                f"{self._sink.name} has heard of epoch {sink_epoch} of partition "
+                f"{handle.partition} for {self._owned.group!r}, and the store is at "
                 f"{owned.epoch}: a group of this name in another store writes to it, or the store "
                 "was made anew. Use another name for the group"
             )
-        self._shares.fenced(tenure)
+        self._owned.fenced(handle)
 
     def _resumed(
-        self, tenure: Handle, checkpoint: Checkpoint | None, sunk: SinkPosition
+        self, handle: Handle, checkpoint: Checkpoint | None, sunk: SinkPosition
     ) -> ResumePosition:
         done = None if checkpoint is None else checkpoint.resumes_at
         if not self._sink.atomic:
             return resumed_by_checkpoint(done)
-        reset_epoch = self._shares.reset_epoch(tenure.ownership.key)
+        reset_epoch = self._owned.reset_epoch(handle.ownership.key)
         is_reset = reset_epoch > (0 if checkpoint is None else checkpoint.epoch - 1)
         return resumed(checkpoint=done, sunk=sunk.position, is_reset=is_reset)
 

@@ -1,7 +1,7 @@
-"""The directory of a sink on this machine: what lies there, and that it can be made.
+"""The directory of a sink on this machine: what it contains, and how it is made.
 
-``refuse_taken`` only looks, so that a sink is refused before anything is written. Errors of the
-disk become words of the sink.
+``refuse_taken`` only reads, so that a sink is refused before anything is written. Disk errors
+become errors of the sink.
 """
 
 from __future__ import annotations
@@ -24,48 +24,32 @@ PARQUET = (POINTER,)
 _NAMES = {DELTA: "a Delta table", PARQUET: "a Parquet sink"}
 
 
-def lies_in(directory: Path, kind: tuple[str, ...]) -> bool:
-    """Whether there is a sink of this kind, ``DELTA`` or ``PARQUET``.
-
-    Raises:
-        OSError: nobody can tell.
-    """
+def contains_sink(directory: Path, kind: tuple[str, ...]) -> bool:
+    """Return whether there is a sink of this kind, ``DELTA`` or ``PARQUET``."""
     return any((directory / each).exists() for each in kind)
 
 
 def refuse_taken(directory: Path, *, sink: str, other: tuple[str, ...]) -> None:
-    """Let pass only a directory, or a place for one, without a sink of the ``other`` kind.
-
-    Raises:
-        SinkUnfit: it is taken, or a file; ``sink`` is the name that the message has.
-    """
-    with told(sink, "read"):
+    """Refuse a file, or a directory with a sink of the ``other`` kind."""
+    with sink_errors(sink, "read"):
         if directory.exists() and not directory.is_dir():
             raise SinkUnfit(f"{sink} is a file, not a directory: give a directory, or a new path")
-        if lies_in(directory, other):
+        if contains_sink(directory, other):
             raise SinkUnfit(
                 f"{sink} can not be used: {_NAMES[other]} is in this directory, and both would "
                 "write their files into it. Nothing was written. Give another directory"
             )
 
 
-def make(directory: Path, *, sink: str) -> None:
-    """Make it, with those above it; one that is there is left as it is.
-
-    Raises:
-        SinkUnfit: it can not be made.
-    """
-    with told(sink, "made"):
+def make_directory(directory: Path, *, sink: str) -> None:
+    """Make it and its parents; an existing one is left as it is."""
+    with sink_errors(sink, "made"):
         directory.mkdir(parents=True, exist_ok=True)
 
 
 @contextmanager
-def told(sink: str, what: str) -> Iterator[None]:
-    """Say what can not be done with the directory, and why.
-
-    Raises:
-        SinkUnfit: in place of an ``OSError``.
-    """
+def sink_errors(sink: str, what: str) -> Iterator[None]:
+    """Raise ``SinkUnfit`` in place of ``OSError``."""
     try:
         yield
     except OSError as error:
@@ -77,13 +61,10 @@ def told(sink: str, what: str) -> Iterator[None]:
 
 
 @contextmanager
-def written_here(place: str) -> Iterator[None]:
-    """Say that a disk, and no row, keeps rows from being written. For tasks.
+def volume_errors(path: str) -> Iterator[None]:
+    """Raise ``VolumeUnusable`` in place of ``OSError``: a disk failed, not a row. For tasks.
 
     A value of a row that is too long for the name of a directory is the row's own fault.
-
-    Raises:
-        VolumeUnusable: in place of an ``OSError``.
     """
     try:
         yield
@@ -91,6 +72,6 @@ def written_here(place: str) -> Iterator[None]:
         if error.errno == errno.ENAMETOOLONG:
             raise
         raise VolumeUnusable(
-            f"rows can not be written to {place} on this machine ({error}): look at its room, its "
+            f"rows can not be written to {path} on this machine ({error}): look at its room, its "
             "rights and the disk"
         ) from error

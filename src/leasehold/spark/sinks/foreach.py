@@ -1,7 +1,7 @@
-"""Sinks that keep no positions: a function of the user's, and one that throws everything away.
+"""Sinks that keep no positions: a function of the user's, and one that discards everything.
 
-At least once: after a crash between the write and the checkpoint the batch comes again. The batch
-tells its ranges and epochs, so that a function can make its own writes idempotent or fenced.
+At least once: after a crash between the write and the checkpoint the batch is written again. The
+batch has its ranges and epochs, so that a function can make its own writes idempotent or fenced.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ OnBatch: TypeAlias = "Callable[[DataFrame, Batch], None]"
 
 
 class ForeachSink:
-    """Calls ``function(frame, batch)`` for each batch; when it returns, all must be safe."""
+    """Calls ``function(frame, batch)`` for each batch; when it returns, all must be durable."""
 
     atomic = False
 
     def __init__(self, function: OnBatch, *, name: str = "") -> None:
-        """``name``: for people; by default that of the function."""
+        """``name``: the display name; by default that of the function."""
         self._function = function
         self.name = f"foreach:{name or getattr(function, '__name__', 'function')}"
 
     def open(self, spark: SparkSession) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def fence(self, group: str, epochs: Mapping[str, int]) -> Mapping[str, SinkPosition]:
-        """It knows nothing."""
+        """Return nothing: no positions are known."""
         del group, epochs
         return {}
 
     def move(self, group: str, places: Mapping[str, SinkPosition]) -> None:
-        """It keeps no positions."""
+        """Do nothing: no positions are kept."""
 
     def stage(self, frame: DataFrame, batch: Batch) -> Staged:
         """Call the function."""
@@ -47,24 +47,24 @@ class ForeachSink:
         return Staged(None)
 
     def commit(self, staged: Staged, batch: Batch) -> Written:
-        """It is written already; how many rows is not known."""
+        """Return the input rows: the output is written already, and was not counted."""
         del staged
         return Written(rows=batch.rows)
 
     def discard(self, staged: Staged) -> None:
-        """What is written is written."""
+        """Do nothing: what is written stays."""
 
     def commits(self, group: str) -> Iterator[Commit]:
-        """None are remembered."""
+        """Return nothing: no commits are stored."""
         del group
         return iter(())
 
     def close(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
 
 def noop_sink() -> ForeachSink:
-    """Run the transformation and throw its rows away: to measure what the rest costs."""
+    """Return a sink that runs the transformation and discards its rows, for measurements."""
     return ForeachSink(_run, name="noop")
 
 

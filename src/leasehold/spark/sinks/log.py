@@ -1,9 +1,9 @@
-"""A stream of the log as a sink: what a pipeline makes of events are events again.
+"""A stream of the log as a sink: the output of a pipeline becomes events again.
 
 The rows are staged by the tasks and entered, with the positions, in one transaction of the store's
 database: that is the commit. Then they are published (``leasehold.spark.log_writer``). Every row is
 stored once, and rows with one key stay in order within a batch and from batch to batch of one
-partition's owner. While a batch is published, readers of the stream see a part of it.
+partition's owner. While a batch is being published, readers of the stream see a part of it.
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ from leasehold.events.source_urls import stream_of
 from leasehold.spark.log_writer.publication import CommitRequest
 from leasehold.spark.log_writer.publisher import Publisher
 from leasehold.spark.log_writer.staged_rows import StagedFile, StagingPlan, check_columns, stage
-from leasehold.spark.ranges import Range
-from leasehold.spark.reading import settle
-from leasehold.spark.schema import arrow_of
+from leasehold.spark.reading import Range, freeze_garbage_collection
+from leasehold.spark.schema import arrow_schema
 from leasehold.spark.sinks.port import Commit, Staged, Written
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
 
 Task: TypeAlias = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
-_ANSWER = "file string"
+_RESULT = "file string"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +47,7 @@ class _StagedStream:
 
 
 class LogSink:
-    """See ``Sink``. The rows have the columns ``key``, ``body`` and ``properties``."""
+    """A sink of rows with the columns ``key``, ``body`` and ``properties``."""
 
     atomic = True
 
@@ -61,23 +60,23 @@ class LogSink:
         staging: str = "",
         clock: Clock | None = None,
     ) -> None:
-        """Nothing is opened yet.
+        """Name the stream; nothing is opened yet.
 
-        ``stream``: ``orders`` or ``log:orders``; it must be there. ``store``: the URL of the store
+        ``stream``: ``orders`` or ``log:orders``; it must exist. ``store``: the URL of the store
         that has the log. ``name``: of the sink, where several write to one stream for different
-        pipelines; groups have positions of their own in any case. ``staging``: a directory that
-        the driver and all executors see; by default one beside the log's volumes.
+        pipelines; groups have separate positions in any case. ``staging``: a directory that the
+        driver and all executors see; by default one beside the log's volumes.
 
         Raises:
-            UsageError: it names no stream.
+            UsageError: it does not name a stream.
         """
         self._stream = stream_of(stream)
         self._store = store
         self._staging = staging
         self._clock = clock
         self._sink = f"sink/{name or self._stream}"
-        # Two drivers may publish at once: each in order for itself.
-        self._lane = new_token()
+        # Two drivers may publish at the same time: each keeps its own order.
+        self._producer = new_token()
         self._publisher: Publisher | None = None
         self.name = f"log:{self._stream}"
 
@@ -92,47 +91,50 @@ class LogSink:
         return self._store
 
     def open(self, spark: SparkSession | None = None) -> None:
-        """See ``Sink``.
+        """Open the sink, and publish what others left unpublished.
 
         Raises:
-            UnknownStream: there is none; the message names those there are.
-            InvalidUrl, StoreUnavailable, StoreUnusable: the store can not be opened.
+            UnknownStream: it does not exist; the message lists those that do.
+            InvalidUrl, StoreUnavailable, StoreUnusable: the store cannot be opened.
         """
         del spark
         self.open_to_read()
-        self._opened().finish_left()
+        self._opened().publish_unfinished()
 
     def open_to_read(self) -> None:
-        """Get ready for ``commits`` and no more: what others left unpublished stays so.
+        """Open the sink only for ``commits``: what others left unpublished stays so.
 
         Raises:
-            UnknownStream: there is none; the message names those there are.
-            InvalidUrl, StoreUnavailable, StoreUnusable: the store can not be opened.
+            UnknownStream: it does not exist; the message lists those that do.
+            InvalidUrl, StoreUnavailable, StoreUnusable: the store cannot be opened.
         """
         self._publisher = Publisher.open(
             self._stream, self._store, staging=self._staging, clock=self._clock
         )
 
     def fence(self, group: str, epochs: Mapping[str, int]) -> Mapping[str, SinkPosition]:
-        """See ``Sink``. What former owners committed of these partitions is published first."""
+        """Raise the epochs and return what was known before.
+
+        What former owners committed of these partitions is published first.
+        """
         known = self._opened().fence(self._sink, group, epochs)
-        self._opened().finish_left(
-            sink=self._sink, lane=self._lane, group=group, parts=frozenset(epochs)
+        self._opened().publish_unfinished(
+            sink=self._sink, producer=self._producer, group=group, partitions=frozenset(epochs)
         )
         return known
 
     def move(self, group: str, places: Mapping[str, SinkPosition]) -> None:
-        """See ``Sink``."""
-        self._opened().book.move(self._sink, group, places)
+        """Set the positions."""
+        self._opened().ledger.move(self._sink, group, places)
 
     def stage(self, frame: DataFrame, batch: Batch) -> Staged:
-        """See ``Sink``."""
+        """Stage the rows of the batch."""
         del batch
-        check_columns(arrow_of(frame.schema))
+        check_columns(arrow_schema(frame.schema))
         publisher = self._opened()
         plan = publisher.plan()
         try:
-            rows = frame.mapInArrow(_task(plan), _ANSWER).collect()
+            rows = frame.mapInArrow(_task(plan), _RESULT).collect()
         except BaseException:
             publisher.discard((), plan)
             raise
@@ -140,35 +142,35 @@ class LogSink:
         return Staged(_StagedStream(plan=plan, files=files))
 
     def commit(self, staged: Staged, batch: Batch) -> Written:
-        """See ``Sink``.
+        """Commit the staged rows together with the positions.
 
         Raises:
-            VolumeUnusable: a staged file is not to be seen by the driver.
+            VolumeUnusable: the driver does not see a staged file.
         """
         inside: _StagedStream = staged.inside
-        claim = CommitRequest(
+        request = CommitRequest(
             sink=self._sink,
             group=batch.group,
-            lane=self._lane,
-            shares=batch.shares,
+            producer=self._producer,
+            parts=batch.shares,
             holder=batch.holder,
             began_at=batch.began_at.isoformat(),
         )
-        record = self._opened().commit(claim, inside.files)
+        record = self._opened().commit(request, inside.files)
         self._opened().clear(inside.plan)
         if record is None:
             return Written(rows=sum(each.rows for each in inside.files))
         return Written(rows=record.rows, bytes=record.bytes, files=len(record.files))
 
     def discard(self, staged: Staged) -> None:
-        """See ``Sink``. What turns out to be committed stays."""
+        """Remove the staged rows, unless they turn out to be committed."""
         inside: _StagedStream = staged.inside
         if self._publisher is not None:
             self._publisher.discard(inside.files, inside.plan)
 
     def commits(self, group: str) -> Iterator[Commit]:
-        """See ``Sink``. The last 100,000 are remembered."""
-        for row in self._opened().book.history(self._sink, group):
+        """Yield the commits of the group, oldest first. The last 100,000 are stored."""
+        for row in self._opened().ledger.history(self._sink, group):
             number, part, start, end, epoch, holder, began_at, committed_at, rows = row
             yield Commit(
                 commit=f"{self._sink}#{number}",
@@ -181,7 +183,7 @@ class LogSink:
             )
 
     def close(self) -> None:
-        """See ``Sink``."""
+        """Close the sink."""
         if self._publisher is not None:
             self._publisher.close()
 
@@ -192,10 +194,10 @@ class LogSink:
 
 
 def _task(plan: StagingPlan) -> Task:
-    """What a task runs: it takes rows, and gives its file, if it had rows."""
+    """Return what a task runs: it takes rows, and gives its file, if it had rows."""
 
     def staged(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        settle()
+        freeze_garbage_collection()
         task = TaskContext.get()
         number = task.partitionId() if task else 0
         file = stage(batches, plan, task=number, token=new_token())

@@ -13,5 +13,5 @@ __all__ = ["LeaseholdSource", "register"]
 
 
 def register(spark: SparkSession) -> None:
-    """Make ``format("leasehold")`` known to the session. Again is harmless."""
+    """Make ``format("leasehold")`` known to the session. Safe to call twice."""
     spark.dataSource.register(LeaseholdSource)

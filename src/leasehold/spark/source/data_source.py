@@ -1,4 +1,4 @@
-"""What Spark sees of the data source: its name, its columns, and who reads and writes."""
+"""The data source as Spark sees it: its name, its columns, and its readers and writers."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource
 
-from leasehold.spark.reading import settle
+from leasehold.spark.reading import freeze_garbage_collection
 from leasehold.spark.source import options
-from leasehold.spark.source.layout import declared
+from leasehold.spark.source.layout import default_schema
 from leasehold.spark.source.read import batch_reader
 from leasehold.spark.source.stream import EventStream
 
@@ -27,41 +27,41 @@ class LeaseholdSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The name of the format."""
+        """Return the name of the format."""
         return "leasehold"
 
     def schema(self) -> StructType | str:
-        """The columns of a read that names none.
+        """Return the columns of a read that names none.
 
         Raises:
-            UsageError: an option makes no sense.
+            UsageError: an option is invalid.
         """
-        settle()  # this process is asked for each DataFrame
-        return declared(options.parse(self.options).json)
+        freeze_garbage_collection()  # this process is asked for each DataFrame
+        return default_schema(options.parse(self.options).json)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """For ``spark.read``.
+        """Return the reader for ``spark.read``.
 
         Raises:
-            UsageError: an option or a column makes no sense.
+            UsageError: an option or a column is invalid.
         """
         options.check_kind(self.options, streaming=False)
         return batch_reader(schema, options.parse(self.options))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
-        """For ``spark.readStream``.
+        """Return the reader for ``spark.readStream``.
 
         Raises:
-            UsageError: an option or a column makes no sense.
+            UsageError: an option or a column is invalid.
         """
         options.check_kind(self.options, streaming=True)
         return EventStream(schema, options.parse(self.options))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: FBT001
-        """For ``df.write``.
+        """Return the writer for ``df.write``.
 
         Raises:
-            UsageError: an option or a column makes no sense.
+            UsageError: an option or a column is invalid.
         """
         from leasehold.spark.source.write import batch_writer  # noqa: PLC0415 - only to write
 
@@ -72,10 +72,10 @@ class LeaseholdSource(DataSource):
         schema: StructType,
         overwrite: bool,  # noqa: FBT001
     ) -> DataSourceStreamWriter:
-        """For ``df.writeStream``.
+        """Return the writer for ``df.writeStream``.
 
         Raises:
-            UsageError: an option or a column makes no sense.
+            UsageError: an option or a column is invalid.
         """
         from leasehold.spark.source.write import stream_writer  # noqa: PLC0415 - only to write
 

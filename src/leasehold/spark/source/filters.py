@@ -1,8 +1,8 @@
-"""Filters that Spark hands down: which are taken, what they leave to read, and their exact test.
+"""Filters that Spark pushes down: which are accepted, what they leave to read, and their test.
 
-A filter that is taken is applied here to the letter, for Spark looks at it no more; all others are
-given back. Those on the partition, the number and the time also make the ranges shorter, so that
-what they leave out is not even read.
+An accepted filter is applied here exactly, because Spark does not apply it again; all others are
+returned. Filters on the partition, the number and the time also shorten the ranges, so that what
+they exclude is not even read.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pyspark.sql.datasource import (
 )
 
 from leasehold.events.start import Start, StartKind
-from leasehold.spark.ranges import Range
+from leasehold.spark.reading import Range
 from leasehold.spark.schema import EVENTS
 
 if TYPE_CHECKING:
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 _EPOCH_BEGAN = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 _TIMES = pa.timestamp("us", "UTC")
-_SETS = (EqualTo, In)
-_ORDERS: dict[type[Filter], str] = {
+_EQUALITIES = (EqualTo, In)
+_COMPARISONS: dict[type[Filter], str] = {
     EqualTo: "equal",
     GreaterThan: "greater",
     GreaterThanOrEqual: "greater_equal",
@@ -49,19 +49,19 @@ _NEVER_NULL = frozenset(each.name for each in EVENTS.fields if not each.nullable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """Whole numbers from ``first`` up to, and without, ``end``; None is no bound."""
+    """Whole numbers from ``first`` up to, and without, ``end``; None means unbounded."""
 
     first: int | None = None
     end: int | None = None
 
-    def also(self, *, first: int | None = None, end: int | None = None) -> Bounds:
-        """What is in both."""
+    def intersect(self, *, first: int | None = None, end: int | None = None) -> Bounds:
+        """Return the intersection with other bounds."""
         firsts = [each for each in (self.first, first) if each is not None]
         ends = [each for each in (self.end, end) if each is not None]
         return Bounds(first=max(firsts, default=None), end=min(ends, default=None))
 
-    def under(self, each: Filter) -> Bounds:
-        """What is left of it by a comparison with a whole number."""
+    def limited_by(self, each: Filter) -> Bounds:
+        """Return what a comparison with a whole number leaves of it."""
         first: int | None = None
         end: int | None = None
         match each:
@@ -77,45 +77,45 @@ class Bounds:
                 end = value + 1
             case In(value=values):
                 first, end = min(values), max(values) + 1
-        return self.also(first=first, end=end)
+        return self.intersect(first=first, end=end)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pushed:
-    """What was taken. ``tests``: the column, the function of Arrow, its value."""
+    """The accepted filters. ``tests``: the column, the function of Arrow, its value."""
 
     partitions: frozenset[str] | None = None
     numbers: Bounds = field(default_factory=Bounds)
     times_us: Bounds = field(default_factory=Bounds)
     tests: tuple[tuple[str, str, Any], ...] = ()
 
-    def narrowed(
+    def narrow(
         self, ranges: Iterable[Range], find: Callable[[str, Start], int]
     ) -> tuple[Range, ...]:
-        """What is left to be read. ``find`` tells which event a place is."""
+        """Return what is left to be read. ``find`` returns the event number of a start."""
         return tuple(
             left
             for each in ranges
             if self.partitions is None or each.partition in self.partitions
-            if len(left := self._cut(each, find))
+            if len(left := self._narrow(each, find))
         )
 
-    def _cut(self, whole: Range, find: Callable[[str, Start], int]) -> Range:
+    def _narrow(self, whole: Range, find: Callable[[str, Start], int]) -> Range:
         bounds = Bounds(first=whole.start, end=whole.end)
-        bounds = bounds.also(first=self.numbers.first, end=self.numbers.end)
+        bounds = bounds.intersect(first=self.numbers.first, end=self.numbers.end)
         since_us, until_us = self.times_us.first, self.times_us.end
         if since_us is not None:
             start = Start(kind=StartKind.TIME, value=since_us)
-            bounds = bounds.also(first=find(whole.partition, start))
+            bounds = bounds.intersect(first=find(whole.partition, start))
         if until_us is not None:
-            bounds = bounds.also(
+            bounds = bounds.intersect(
                 end=find(whole.partition, Start(kind=StartKind.TIME, value=until_us))
             )
         first, end = bounds.first or 0, bounds.end or 0
         return Range(partition=whole.partition, start=first, end=max(first, end))
 
-    def applied(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Only the rows that pass all tests."""
+    def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return only the rows that pass all tests."""
         for column, name, value in self.tests:
             arguments = [batch.column(column)]
             if name == "is_in":
@@ -129,12 +129,12 @@ class Pushed:
 NOTHING = Pushed()
 
 
-def take(filters: Sequence[Filter]) -> tuple[Pushed, list[Filter]]:
-    """What we apply, and the filters that Spark has to apply."""
+def push_filters(filters: Sequence[Filter]) -> tuple[Pushed, list[Filter]]:
+    """Return the accepted filters, and those that Spark has to apply."""
     pushed = NOTHING
     rest: list[Filter] = []
     for each in filters:
-        taken = _taken(pushed, each)
+        taken = _push(pushed, each)
         if taken is None:
             rest.append(each)
         else:
@@ -142,18 +142,18 @@ def take(filters: Sequence[Filter]) -> tuple[Pushed, list[Filter]]:
     return pushed, rest
 
 
-def _taken(pushed: Pushed, each: Filter) -> Pushed | None:
-    """With this filter too; None if it is not one of ours."""
+def _push(pushed: Pushed, each: Filter) -> Pushed | None:
+    """Add this filter; return None if it is not supported."""
     path: tuple[str, ...] = getattr(each, "attribute", ())
     column = path[0] if len(path) == 1 else ""
     if isinstance(each, IsNotNull) and column in _NEVER_NULL:
         return pushed
-    take_it = _TAKERS.get(column)
-    return take_it(pushed, each) if take_it is not None else None
+    push = _PUSHERS.get(column)
+    return push(pushed, each) if push is not None else None
 
 
 def _with_partitions(pushed: Pushed, each: Filter) -> Pushed | None:
-    if not isinstance(each, _SETS) or not _all(each, str):
+    if not isinstance(each, _EQUALITIES) or not _compares_only(each, str):
         return None
     found = frozenset(_values(each))
     return replace(
@@ -162,36 +162,36 @@ def _with_partitions(pushed: Pushed, each: Filter) -> Pushed | None:
 
 
 def _with_numbers(pushed: Pushed, each: Filter) -> Pushed | None:
-    if not isinstance(each, (*_ORDERS, In)) or not _all(each, int):
+    if not isinstance(each, (*_COMPARISONS, In)) or not _compares_only(each, int):
         return None
-    pushed = replace(pushed, numbers=pushed.numbers.under(each))
-    if isinstance(each, In):  # the others say all that they say by the bounds
-        return _tested(pushed, "sequence_number", "is_in", pa.array(each.value, pa.int64()))
+    pushed = replace(pushed, numbers=pushed.numbers.limited_by(each))
+    if isinstance(each, In):  # the others are fully expressed by the bounds
+        return _with_test(pushed, "sequence_number", "is_in", pa.array(each.value, pa.int64()))
     return pushed
 
 
 def _with_times(pushed: Pushed, each: Filter) -> Pushed | None:
-    name = _ORDERS.get(type(each))
-    if name is None or not _all(each, datetime) or each.value.utcoffset() is None:  # type: ignore[attr-defined]
+    name = _COMPARISONS.get(type(each))
+    if name is None or not _compares_only(each, datetime) or each.value.utcoffset() is None:  # type: ignore[attr-defined]
         return None
     value_us = (each.value - _EPOCH_BEGAN) // _MICROSECOND  # type: ignore[attr-defined]
     bound = type(each)(("enqueued_at",), value_us)  # type: ignore[call-arg]
-    pushed = replace(pushed, times_us=pushed.times_us.under(bound))
-    return _tested(pushed, "enqueued_at", name, pa.scalar(value_us, _TIMES))
+    pushed = replace(pushed, times_us=pushed.times_us.limited_by(bound))
+    return _with_test(pushed, "enqueued_at", name, pa.scalar(value_us, _TIMES))
 
 
 def _with_keys(pushed: Pushed, each: Filter) -> Pushed | None:
     if isinstance(each, IsNull | IsNotNull):
         name = "is_null" if isinstance(each, IsNull) else "is_valid"
-        return _tested(pushed, "key", name, None)
-    if not isinstance(each, _SETS) or not _all(each, str):
+        return _with_test(pushed, "key", name, None)
+    if not isinstance(each, _EQUALITIES) or not _compares_only(each, str):
         return None
     if isinstance(each, In):
-        return _tested(pushed, "key", "is_in", pa.array(each.value, pa.utf8()))
-    return _tested(pushed, "key", "equal", pa.scalar(each.value, pa.utf8()))
+        return _with_test(pushed, "key", "is_in", pa.array(each.value, pa.utf8()))
+    return _with_test(pushed, "key", "equal", pa.scalar(each.value, pa.utf8()))
 
 
-_TAKERS = {
+_PUSHERS = {
     "partition": _with_partitions,
     "sequence_number": _with_numbers,
     "enqueued_at": _with_times,
@@ -199,7 +199,7 @@ _TAKERS = {
 }
 
 
-def _tested(pushed: Pushed, column: str, name: str, value: Any) -> Pushed:
+def _with_test(pushed: Pushed, column: str, name: str, value: Any) -> Pushed:
     return replace(pushed, tests=(*pushed.tests, (column, name, value)))
 
 
@@ -207,8 +207,8 @@ def _values(each: EqualTo | In) -> tuple[Any, ...]:
     return tuple(each.value) if isinstance(each, In) else (each.value,)
 
 
-def _all(each: Any, kind: type) -> bool:
-    """Whether it compares with values of this kind only, and with one at least."""
+def _compares_only(each: Any, kind: type) -> bool:
+    """Return whether it compares with values of this kind only, and with one at least."""
     values = _values(each)
     return bool(values) and all(
         isinstance(value, kind) and not isinstance(value, bool) for value in values

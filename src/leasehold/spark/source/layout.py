@@ -1,14 +1,13 @@
-"""The rows of a read: which columns come from the event, which out of its body, in which order.
+"""The rows of a read: which columns come from the event, which from its body, in which order.
 
-Fields out of bodies that are JSON: one call into C++ for a batch, exact for each row.
+A body is one JSON object, in UTF-8. A missing field is null, a field that was not requested is
+omitted. Anything else is malformed: text that is not JSON, more than one object, a field with a
+value of another type. Nothing is guessed: a number is not text, and 1.5 is not a whole number.
 
-A body is one JSON object, in UTF-8. A field that is missing is null, one that was not asked for is
-left out. Anything else is malformed: text that is no JSON, more than one object, a field with a
-value of another kind. Nothing is guessed: a number is not text, and 1.5 is no whole number.
-
-Why the fast way is exact: all bodies begin with ``{`` and end with ``}``, and are parsed as one
-text with a line break between them. A line break between these two can not lie inside an object or
-a string, so the text is only valid if each body is; and with as many rows as bodies each is one.
+All bodies of a batch are parsed in one call into C++, exactly for each row. All bodies begin with
+``{`` and end with ``}``, and are parsed as one text with a line break between them. A line break
+between these two cannot be inside an object or a string, so the text is only valid if each body is;
+and with as many rows as bodies each is one.
 """
 
 from __future__ import annotations
@@ -30,36 +29,31 @@ from pyspark.sql.types import (
 )
 
 from leasehold.errors import BatchFailed, UsageError
-from leasehold.spark.reading import events
-from leasehold.spark.schema import EVENTS, arrow_of, checked
+from leasehold.spark.reading import read_events
+from leasehold.spark.schema import EVENTS, arrow_schema, check_columns
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from pyspark.sql.types import DataType
 
-    from leasehold.spark.ranges import Range
+    from leasehold.spark.reading import Range
     from leasehold.spark.source.filters import Pushed
     from leasehold.spark.source.options import ReadOptions
 
-_PLAIN = (BooleanType, NumericType, StringType, TimestampType, TimestampNTZType)
-_LONGEST_SHOWN = 60
+_PLAIN_TYPES = (BooleanType, NumericType, StringType, TimestampType, TimestampNTZType)
+_MAX_SHOWN_BYTES = 60
 
 
 class Decoder:
-    """Makes the columns ``fields`` out of bodies. It holds nothing that could not be pickled."""
+    """Decodes bodies to the columns ``fields``. It can be pickled."""
 
     def __init__(self, fields: StructType, *, null_malformed: bool = False) -> None:
-        """Look at the types.
-
-        Raises:
-            UsageError: a field has a type that JSON does not have, or may not be null.
-        """
         for field in fields.fields:
-            _check(field.name, field.dataType, top=True)
+            _check_type(field.name, field.dataType, top=True)
             if not field.nullable:
                 raise UsageError(f"the field {field.name} may be missing in a body: let it be null")
-        self._schema = arrow_of(fields)
+        self._schema = arrow_schema(fields)
         # Dates are numbers to the parser: they are read as text.
         self._parsed = pa.schema(
             [
@@ -71,37 +65,33 @@ class Decoder:
 
     @property
     def schema(self) -> pa.Schema:
-        """Of what comes out."""
+        """The schema of the result."""
         return self._schema
 
     def columns(self, batch: pa.RecordBatch) -> list[pa.Array]:
-        """The fields of all rows of ``batch``, which has partition, sequence_number and body.
-
-        Raises:
-            BatchFailed: a body is malformed, and that is not to become null.
-        """
+        """Return the fields of all rows of ``batch``: partition, sequence_number and body."""
         if not batch.num_rows:
             return [pa.array([], each.type) for each in self._schema]
-        pieces = self._halves(batch)
+        pieces = self._decode(batch)
         if len(pieces) == 1:
             return list(pieces[0].columns)
         return list(pa.concat_batches(pieces).columns)
 
-    def _halves(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
-        """All at once if that goes well; else each half for itself, down to the malformed row."""
+    def _decode(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+        """Parse all rows together if possible; else each half, down to the malformed row."""
         try:
             return [self._parse(batch.column("body"))]
         except pa.ArrowException as error:
             if batch.num_rows > 1:
                 middle = batch.num_rows // 2
-                return [*self._halves(batch.slice(0, middle)), *self._halves(batch.slice(middle))]
+                return [*self._decode(batch.slice(0, middle)), *self._decode(batch.slice(middle))]
             if self._null_malformed:
                 nulls = [pa.nulls(1, each.type) for each in self._schema]
                 return [pa.RecordBatch.from_arrays(nulls, schema=self._schema)]
             raise _malformed(batch, error) from error
 
     def _parse(self, bodies: pa.Array) -> pa.RecordBatch:
-        """Raises ``ArrowException``."""
+        """Parse the bodies; raise ``ArrowException`` if one is malformed."""
         text = pc.utf8_trim_whitespace(bodies.cast(pa.utf8()))
         whole = pc.and_(pc.starts_with(text, "{"), pc.ends_with(text, "}"))
         if not pc.all(whole, min_count=0).as_py():  # also: a null at the start ends the process
@@ -117,22 +107,24 @@ class Decoder:
         )
         if table.num_rows != len(bodies):
             raise pa.ArrowInvalid("it is not one JSON object")
-        columns = [_in_one_piece(table.column(each.name).cast(each.type)) for each in self._schema]
+        columns = [
+            _combine_chunks(table.column(each.name).cast(each.type)) for each in self._schema
+        ]
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
 
-def _in_one_piece(column: pa.ChunkedArray) -> pa.Array:
+def _combine_chunks(column: pa.ChunkedArray) -> pa.Array:
     return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
 
 
-def _check(name: str, kind: DataType, *, top: bool = False) -> None:
-    """Raises ``UsageError``."""
+def _check_type(name: str, kind: DataType, *, top: bool = False) -> None:
+    """Raise ``UsageError`` if JSON has no such type."""
     if isinstance(kind, StructType):
         for field in kind.fields:
-            _check(f"{name}.{field.name}", field.dataType)
+            _check_type(f"{name}.{field.name}", field.dataType)
     elif isinstance(kind, ArrayType):
-        _check(f"{name}[]", kind.elementType)
-    elif not isinstance(kind, _PLAIN) and not (top and isinstance(kind, DateType)):
+        _check_type(f"{name}[]", kind.elementType)
+    elif not isinstance(kind, _PLAIN_TYPES) and not (top and isinstance(kind, DateType)):
         raise UsageError(
             f"the field {name} can not be {kind.simpleString()}: JSON is decoded to boolean, "
             "numbers, string, timestamp, date (not inside others), array and struct; read it as "
@@ -144,7 +136,7 @@ def _malformed(batch: pa.RecordBatch, error: Exception) -> BatchFailed:
     partition = batch.column("partition")[0].as_py()
     number = batch.column("sequence_number")[0].as_py()
     body = batch.column("body")[0].as_py()
-    shown = repr(body[:_LONGEST_SHOWN])[1:] + ("…" if len(body) > _LONGEST_SHOWN else "")
+    shown = repr(body[:_MAX_SHOWN_BYTES])[1:] + ("…" if len(body) > _MAX_SHOWN_BYTES else "")
     why = str(error).partition("\n")[0].removesuffix(" in row 0")
     return BatchFailed(
         f"the body of event {number} of partition {partition} is not the JSON that was asked for "
@@ -153,16 +145,12 @@ def _malformed(batch: pa.RecordBatch, error: Exception) -> BatchFailed:
     )
 
 
-_OF_EVENTS = frozenset(EVENTS.fieldNames())
-_FOR_DECODING = ("partition", "sequence_number", "body")  # the first two are for its errors
+_EVENT_COLUMNS = frozenset(EVENTS.fieldNames())
+_DECODING_COLUMNS = ("partition", "sequence_number", "body")  # the first two are for its errors
 
 
-def declared(json: str) -> StructType | str:
-    """The columns of a read without a schema of its own: with fields of JSON, they stand for body.
-
-    Raises:
-        UsageError: JSON is to be decoded, and nobody says into which fields.
-    """
+def default_schema(json: str) -> StructType | str:
+    """Return the columns of a read without a schema; fields of JSON replace ``body``."""
     if not json:
         return EVENTS
     if json.lower() == "true":
@@ -179,58 +167,47 @@ def declared(json: str) -> StructType | str:
 
 
 class Layout:
-    """How rows with the columns ``wanted`` are made. It goes to the tasks by pickle."""
+    """How rows with the columns ``wanted`` are built. It is pickled for the tasks."""
 
     def __init__(self, wanted: StructType, options: ReadOptions) -> None:
-        """Look at the columns.
-
-        Raises:
-            UsageError: one is unknown, there twice, or of a type that it can not have; or there is
-                none.
-        """
         names = wanted.fieldNames()
         if not names:  # an Arrow batch without columns has no rows either: they would not count
             raise UsageError(
                 "the schema has no column, and rows without columns can not be told apart from no "
                 'rows: name one, as in .schema("sequence_number long")'
             )
-        if twice := sorted({name for name in names if names.count(name) > 1}):
+        if repeated := sorted({name for name in names if names.count(name) > 1}):
             raise UsageError(
-                f"the columns {', '.join(twice)} are there twice: a field of the body can not have "
-                "the name of a column of the event; name all wanted columns with .schema(…)"
+                f"the columns {', '.join(repeated)} are there twice: a field of the body can not "
+                "have the name of a column of the event; name all wanted columns with .schema(…)"
             )
-        fields = StructType([each for each in wanted.fields if each.name not in _OF_EVENTS])
+        fields = StructType([each for each in wanted.fields if each.name not in _EVENT_COLUMNS])
         if not options.json:
-            checked(wanted)
-        checked(StructType([each for each in wanted.fields if each.name in _OF_EVENTS]))
-        self._wanted = arrow_of(wanted)
+            check_columns(wanted)
+        check_columns(StructType([each for each in wanted.fields if each.name in _EVENT_COLUMNS]))
+        self._wanted = arrow_schema(wanted)
         self._source, self._store = options.source, options.store
         self._decoder = (
             Decoder(fields, null_malformed=options.null_malformed) if fields.fields else None
         )
-        self._read = self._reading(names)
+        self._read_schema = self._columns_to_read(names)
 
-    def _reading(self, names: Sequence[str]) -> pa.Schema:
-        """The columns of the event that have to be read."""
-        stored = arrow_of(EVENTS)
-        own = [self._wanted.field(name) for name in names if name in _OF_EVENTS]
+    def _columns_to_read(self, names: Sequence[str]) -> pa.Schema:
+        """Return the columns of the event that have to be read."""
+        stored = arrow_schema(EVENTS)
+        own = [self._wanted.field(name) for name in names if name in _EVENT_COLUMNS]
         if self._decoder is not None:
-            own += [stored.field(name) for name in _FOR_DECODING if name not in names]
+            own += [stored.field(name) for name in _DECODING_COLUMNS if name not in names]
         return pa.schema(own)
 
     def rows(self, ranges: Sequence[Range], pushed: Pushed) -> Iterator[pa.RecordBatch]:
-        """All rows of the ranges that pass the filters.
-
-        Raises:
-            BatchFailed: a body is malformed.
-            LeaseholdError: as ``reading.events``.
-        """
-        for batch in events(self._source, self._store, ranges, self._read):
-            left = pushed.applied(batch) if pushed.tests else batch
+        """Yield all rows of the ranges that pass the filters."""
+        for batch in read_events(self._source, self._store, ranges, self._read_schema):
+            left = pushed.apply(batch) if pushed.tests else batch
             if left.num_rows:
-                yield left if self._decoder is None else self._decoded(left, self._decoder)
+                yield left if self._decoder is None else self._with_fields(left, self._decoder)
 
-    def _decoded(self, batch: pa.RecordBatch, decoder: Decoder) -> pa.RecordBatch:
+    def _with_fields(self, batch: pa.RecordBatch, decoder: Decoder) -> pa.RecordBatch:
         found = dict(zip(decoder.schema.names, decoder.columns(batch), strict=True))
         columns = [found[name] if name in found else batch.column(name) for name in self._names]
         return pa.RecordBatch.from_arrays(columns, schema=self._wanted)

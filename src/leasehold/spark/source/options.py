@@ -1,7 +1,7 @@
-"""What can be said to the data source when it reads, checked before anything is opened.
+"""The options of the data source for reading, checked before anything is opened.
 
-Every option is known or refused with the nearest name, and two that contradict each other are
-refused too. Spark does not tell upper from lower case in names of options; nor do we.
+An unknown option is refused with the nearest name, and so are two that contradict each other. Spark
+does not distinguish upper and lower case in names of options; neither does this module.
 """
 
 from __future__ import annotations
@@ -15,41 +15,41 @@ from typing import TYPE_CHECKING
 from leasehold.errors import InvalidOptions, UsageError
 from leasehold.events.source_urls import is_in_store, name_of, shown
 from leasehold.events.start import Start
-from leasehold.spark import ranges as range_text
+from leasehold.spark import reading as range_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from leasehold.spark.ranges import Range
+    from leasehold.spark.reading import Range
 
 NAMES = (
     *("store", "stream", "path", "partitions", "start", "starts", "end", "ranges", "tasks"),
     *("json", "json.mode", "maxEventsPerTrigger", "onTrimmed"),
 )
-_SELECTING = ("partitions", "start", "starts", "end")
+_SELECTING_OPTIONS = ("partitions", "start", "starts", "end")
 _BATCH_ONLY = ("end", "ranges")
 _STREAM_ONLY = ("maxEventsPerTrigger", "onTrimmed")
-_HOW_STARTS = 'write {"0": "seq:5", "3": "latest"}'
+_STARTS_ADVICE = 'write {"0": "seq:5", "3": "latest"}'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
-    """Where to read, from where to where, and in how many tasks at most.
+    """The events to read, and the maximum number of tasks.
 
     Attributes:
         source: the stream, as ``log:orders`` or ``orders``, or an event hub, as
             ``eventhubs://…``; that may hold a key and is never shown.
         store: the URL of the store; it may hold a password and is never shown.
-        partitions: only these; None for all there are.
-        start: where each partition begins, unless ``starts`` has another word on it.
-        end: where each ends.
-        ranges: exactly these events, instead of all of that.
-        tasks: the most that Spark gets at once.
-        json: the fields of the body in Spark's words, or ``true`` if the schema names them; "" for
-            a body that is left alone.
-        null_malformed: whether a body that is no such JSON gives nulls, and not an error.
-        max_events: for each batch of a stream; None for all there are.
-        skip_trimmed: whether a stream goes on with what is left where retention was faster.
+        partitions: only these; None for all.
+        start: where each partition begins, unless ``starts`` names it.
+        end: where each partition ends.
+        ranges: exactly these events, instead of the selection above.
+        tasks: maximum number of tasks.
+        json: the fields of the body as a Spark schema, or ``true`` if the schema names them; "" for
+            a body that is not decoded.
+        null_malformed: whether a malformed body gives nulls, and not an error.
+        max_events: maximum number of events in each batch of a stream; None for all.
+        skip_trimmed: whether a stream skips events that retention has removed.
     """
 
     source: str = field(repr=False)
@@ -66,74 +66,63 @@ class ReadOptions:
     skip_trimmed: bool = False
 
     def start_of(self, partition: str) -> Start:
-        """Where this partition begins."""
+        """Return where this partition begins."""
         return self.starts.get(partition, self.start)
 
 
 def parse(given: Mapping[str, str]) -> ReadOptions:
-    """Read the options of a batch or a stream.
-
-    Raises:
-        UsageError: one is missing, unknown or makes no sense; the message says what to write.
-        InvalidOptions: two of them contradict each other.
-    """
-    said = known(given, NAMES, what="reading")
-    source = _source(said)
-    if not said.get("store") and is_in_store(source):
+    """Read the options of a batch or a stream."""
+    options = check_option_names(given, NAMES, what="reading")
+    source = _source(options)
+    if not options.get("store") and is_in_store(source):
         raise UsageError('no store is named: add .option("store", "sqlite:///leases.db")')
-    if "ranges" in said and (others := [name for name in _SELECTING if name in said]):
+    if "ranges" in options and (others := [name for name in _SELECTING_OPTIONS if name in options]):
         raise InvalidOptions(
             f"ranges says exactly what to read, and {', '.join(others)} too: give one or the other"
         )
     return ReadOptions(
         source=source,
-        store=said.get("store", ""),
-        partitions=_partitions(said.get("partitions")),
-        start=Start.parse(said.get("start", "earliest")),
-        starts=_starts(said.get("starts")),
-        end=Start.parse(said.get("end", "latest")),
-        ranges=range_text.read(said["ranges"]) if "ranges" in said else None,
-        tasks=_count(said, "tasks") or len(os.sched_getaffinity(0)),
-        json=_json(said),
-        null_malformed=_choice(said, "json.mode", ("fail", "null")) == "null",
-        max_events=_count(said, "maxEventsPerTrigger"),
-        skip_trimmed=_choice(said, "onTrimmed", ("fail", "earliest")) == "earliest",
+        store=options.get("store", ""),
+        partitions=_partitions(options.get("partitions")),
+        start=Start.parse(options.get("start", "earliest")),
+        starts=_starts(options.get("starts")),
+        end=Start.parse(options.get("end", "latest")),
+        ranges=range_text.ranges_from_json(options["ranges"]) if "ranges" in options else None,
+        tasks=_count(options, "tasks") or len(os.sched_getaffinity(0)),
+        json=_json(options),
+        null_malformed=_choice(options, "json.mode", ("fail", "null")) == "null",
+        max_events=_count(options, "maxEventsPerTrigger"),
+        skip_trimmed=_choice(options, "onTrimmed", ("fail", "earliest")) == "earliest",
     )
 
 
 def check_kind(given: Mapping[str, str], *, streaming: bool) -> None:
-    """Return if all options have a meaning for a batch, or for a stream.
-
-    Raises:
-        InvalidOptions: one has not.
-    """
+    """Return if all options are valid for a batch, or for a stream."""
     for name in _BATCH_ONLY if streaming else _STREAM_ONLY:
-        if name in known(given, NAMES, what="reading"):
+        if name in check_option_names(given, NAMES, what="reading"):
             mine, other = ("stream", "batch") if streaming else ("batch", "stream")
             raise InvalidOptions(
                 f"the option {name} is for a {other} and means nothing to a {mine}"
             )
 
 
-def known(given: Mapping[str, str], allowed: Sequence[str], *, what: str) -> dict[str, str]:
-    """The same, by the names as we write them; Spark does not keep their case.
-
-    Raises:
-        UsageError: there is no such option; the message names the nearest.
-    """
+def check_option_names(
+    given: Mapping[str, str], allowed: Sequence[str], *, what: str
+) -> dict[str, str]:
+    """Return the options by their documented names; Spark does not keep their case."""
     names = {name.lower(): name for name in allowed}
-    said: dict[str, str] = {}
+    options: dict[str, str] = {}
     for name, value in given.items():
         if name.lower() not in names:
             near = get_close_matches(name.lower(), names, n=1)
             hint = f"did you mean {names[near[0]]}?" if near else f"there are {', '.join(allowed)}"
             raise UsageError(f"{what} has no option {name!r}: {hint}")
-        said[names[name.lower()]] = value
-    return said
+        options[names[name.lower()]] = value
+    return options
 
 
-def _source(said: Mapping[str, str]) -> str:
-    stream, path = said.get("stream", ""), said.get("path", "")
+def _source(options: Mapping[str, str]) -> str:
+    stream, path = options.get("stream", ""), options.get("path", "")
     if stream and path and name_of(stream) != name_of(path):
         raise InvalidOptions(
             f"the stream is {shown(stream)!r} by its option and {shown(path)!r} by load()"
@@ -147,7 +136,7 @@ def _source(said: Mapping[str, str]) -> str:
 def _partitions(text: str | None) -> tuple[str, ...] | None:
     if text is None:
         return None
-    ids = [word.strip() for word in text.split(",")]
+    ids = [choice.strip() for choice in text.split(",")]
     if not all(ids) or len(set(ids)) < len(ids):
         raise UsageError(f"{text!r} does not name partitions, each once: write them as 0,3")
     return tuple(ids)
@@ -159,22 +148,22 @@ def _starts(text: str | None) -> dict[str, Start]:
     try:
         found = json.loads(text)
     except ValueError as error:
-        raise UsageError(f"starts is no JSON ({error}): {_HOW_STARTS}") from error
+        raise UsageError(f"starts is no JSON ({error}): {_STARTS_ADVICE}") from error
     if not isinstance(found, dict):
-        raise UsageError(f"starts is {text!r} and not a place for each partition: {_HOW_STARTS}")
-    return {partition: _start(place) for partition, place in found.items()}
+        raise UsageError(f"starts is {text!r} and not a place for each partition: {_STARTS_ADVICE}")
+    return {partition: _start(position) for partition, position in found.items()}
 
 
-def _start(place: object) -> Start:
-    if isinstance(place, int) and not isinstance(place, bool):
-        return Start.sequence(place)
-    if isinstance(place, str):
-        return Start.parse(place)
-    raise UsageError(f"{place!r} in starts is no place to start at: {_HOW_STARTS}")
+def _start(position: object) -> Start:
+    if isinstance(position, int) and not isinstance(position, bool):
+        return Start.sequence(position)
+    if isinstance(position, str):
+        return Start.parse(position)
+    raise UsageError(f"{position!r} in starts is no place to start at: {_STARTS_ADVICE}")
 
 
-def _count(said: Mapping[str, str], name: str) -> int | None:
-    text = said.get(name)
+def _count(options: Mapping[str, str], name: str) -> int | None:
+    text = options.get(name)
     if text is None:
         return None
     if not (text.isascii() and text.isdigit() and int(text)):
@@ -182,17 +171,17 @@ def _count(said: Mapping[str, str], name: str) -> int | None:
     return int(text)
 
 
-def _choice(said: Mapping[str, str], name: str, words: tuple[str, ...]) -> str:
-    word = said.get(name, words[0]).lower()
-    if word not in words:
-        raise UsageError(f"{name} is {' or '.join(words)}, not {word!r}")
-    return word
+def _choice(options: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:
+    choice = options.get(name, choices[0]).lower()
+    if choice not in choices:
+        raise UsageError(f"{name} is {' or '.join(choices)}, not {choice!r}")
+    return choice
 
 
-def _json(said: Mapping[str, str]) -> str:
-    text = said.get("json", "").strip()
-    if "json" in said and not text:
+def _json(options: Mapping[str, str]) -> str:
+    text = options.get("json", "").strip()
+    if "json" in options and not text:
         raise UsageError('json names no fields: write .option("json", "carrier string, delay int")')
-    if "json.mode" in said and not text:
+    if "json.mode" in options and not text:
         raise InvalidOptions("json.mode says what to do with malformed JSON: say json too")
     return "" if text.lower() == "false" else text

@@ -1,6 +1,6 @@
-"""Batch reads: ranges are fixed when the read is planned, and shared out to few, equal tasks.
+"""Batch reads: ranges are fixed when the read is planned, and distributed to few, equal tasks.
 
-What is read is what was there at that moment; events that come later are not in it, however long
+A read contains what was in the log when it was planned; later events are not in it, however long
 the tasks take and however often one is repeated.
 """
 
@@ -12,9 +12,8 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from leasehold.errors import BeyondEnd, Trimmed, UsageError
 from leasehold.events.start import StartKind
-from leasehold.spark.ranges import Range, tasks
-from leasehold.spark.reading import opened, settle
-from leasehold.spark.source.filters import NOTHING, take
+from leasehold.spark.reading import Range, freeze_garbage_collection, open_stream, split_into_tasks
+from leasehold.spark.source.filters import NOTHING, push_filters
 from leasehold.spark.source.layout import Layout
 
 if TYPE_CHECKING:
@@ -28,14 +27,13 @@ if TYPE_CHECKING:
     from leasehold.events.start import Start
     from leasehold.spark.source.options import ReadOptions
 
-_MIN_EVENTS = 2_000  # a task costs more than to read so few
+_MIN_TASK_EVENTS = 2_000  # a task costs more than to read so few
 
 
 class EventPartition(InputPartition):
     """The ranges of one task."""
 
     def __init__(self, ranges: Sequence[Range]) -> None:
-        """Keep them."""
         super().__init__(tuple(ranges))
 
     @property
@@ -45,31 +43,22 @@ class EventPartition(InputPartition):
 
 
 class EventReader(DataSourceReader):
-    """Reads what the options say."""
+    """Reads the events that the options select."""
 
     def __init__(self, schema: StructType, options: ReadOptions) -> None:
-        """Look at the columns.
-
-        Raises:
-            UsageError: one is unknown or has a wrong type.
-        """
         self._options = options
         self._layout = Layout(schema, options)
         self._pushed = NOTHING
 
     def partitions(self) -> list[EventPartition]:
-        """Fix the ranges now, and share them out.
-
-        Raises:
-            LeaseholdError: the stream, a partition or a place in it is not there.
-        """
-        source = opened(self._options.source, self._options.store)
-        found = self._pushed.narrowed(planned(source, self._options), source.find)
-        settle()  # after the first plan: by then all is loaded that plans need
-        return shared_out(found, self._options.tasks)
+        """Fix the ranges now, and distribute them to tasks."""
+        source = open_stream(self._options.source, self._options.store)
+        found = self._pushed.narrow(planned_ranges(source, self._options), source.find)
+        freeze_garbage_collection()  # after the first plan: by then all is loaded that plans need
+        return plan_tasks(found, self._options.tasks)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one task. Nothing to plan means one task without ranges."""
+        """Return the rows of one task. An empty plan has one task without ranges."""
         if not isinstance(partition, EventPartition):
             return iter(())
         return self._layout.rows(partition.ranges, self._pushed)
@@ -79,61 +68,49 @@ class FilteringReader(EventReader):
     """A reader that applies filters itself. Spark does not get it: see ``batch_reader``."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
-        """Keep those we apply; give the others back."""
-        self._pushed, rest = take(filters)
-        settle()
+        """Keep the supported filters; return the others."""
+        self._pushed, rest = push_filters(filters)
+        freeze_garbage_collection()
         return rest
 
 
 def batch_reader(schema: StructType, options: ReadOptions) -> EventReader:
     """Return the reader for Spark, which applies all filters itself.
 
-    Spark keeps the reader that has taken filters with the DataFrame, and uses it again for other
-    queries of the same DataFrame: those would miss rows. So no session gets a reader that takes
-    filters, whatever ``spark.sql.python.filterPushdown.enabled`` says.
-
-    Raises:
-        UsageError: a column is unknown or has a wrong type.
+    Spark keeps a reader with pushed filters with the DataFrame, and uses it again for other queries
+    of the same DataFrame: those would miss rows. So no session gets a reader that accepts filters,
+    whatever ``spark.sql.python.filterPushdown.enabled`` is.
     """
     return EventReader(schema, options)
 
 
-def shared_out(ranges: Sequence[Range], most: int) -> list[EventPartition]:
-    """Few tasks, with about the same number of events each."""
+def plan_tasks(ranges: Sequence[Range], max_tasks: int) -> list[EventPartition]:
+    """Return few tasks, with about the same number of events each."""
     total = sum(map(len, ranges))
-    count = min(most, max(total // _MIN_EVENTS, 1))
-    return [EventPartition(each) for each in tasks(ranges, count)]
+    count = min(max_tasks, max(total // _MIN_TASK_EVENTS, 1))
+    return [EventPartition(each) for each in split_into_tasks(ranges, count)]
 
 
-def planned(source: RangeSource, options: ReadOptions) -> tuple[Range, ...]:
-    """The ranges that the options mean now.
-
-    Raises:
-        UsageError: there is no such partition.
-        Trimmed, BeyondEnd: a partition does not have the place that was asked for.
-    """
+def planned_ranges(source: RangeSource, options: ReadOptions) -> tuple[Range, ...]:
+    """Return the ranges that the options select now."""
     if options.ranges is not None:
-        chosen(source, tuple(each.partition for each in options.ranges))
+        selected_partitions(source, tuple(each.partition for each in options.ranges))
         return options.ranges
-    wanted = chosen(source, options.partitions, options.starts)
+    wanted = selected_partitions(source, options.partitions, options.starts)
     ends = source.ends(wanted)
     ranges = []
     for partition in wanted:
         known = {StartKind.EARLIEST: ends[partition].first, StartKind.LATEST: ends[partition].next}
-        start = place(source, partition, options.start_of(partition), known)
-        end = place(source, partition, options.end, known)
+        start = find_position(source, partition, options.start_of(partition), known)
+        end = find_position(source, partition, options.end, known)
         ranges.append(Range(partition=partition, start=start, end=max(start, end)))
     return tuple(ranges)
 
 
-def chosen(
+def selected_partitions(
     source: RangeSource, wanted: Sequence[str] | None, also: Iterable[str] = ()
 ) -> tuple[str, ...]:
-    """The partitions to read: these, or all.
-
-    Raises:
-        UsageError: one of them, or of ``also``, is not there.
-    """
+    """Return the partitions to read: these, or all."""
     there = source.partitions()
     for each in (*(wanted or ()), *also):
         if each not in there:
@@ -143,12 +120,10 @@ def chosen(
     return tuple(there if wanted is None else wanted)
 
 
-def place(source: RangeSource, partition: str, start: Start, known: dict[StartKind, int]) -> int:
-    """The number of the event that ``start`` means; ``known`` are those of both ends.
-
-    Raises:
-        Trimmed, BeyondEnd: it is not there; the message names the partition.
-    """
+def find_position(
+    source: RangeSource, partition: str, start: Start, known: dict[StartKind, int]
+) -> int:
+    """Return the number of the event that ``start`` means; ``known`` are those of both ends."""
     if start.kind in known:
         return known[start.kind]
     try:

@@ -1,18 +1,17 @@
-"""Structured Streaming: offsets by partition, bounded batches, and no word about progress.
+"""Structured Streaming reads: offsets by partition, and bounded batches.
 
 Guarantees:
 
-* A batch is what its two offsets say, and nothing else: when it is repeated after a crash, the same
-  events come. Offsets never go back.
-* New partitions are read from their first event on. One that the option ``partitions`` leaves out
-  keeps its offset, and nothing that happens to it matters.
-* Where the events at an offset are not there, the query fails with the partition and the range,
+* A batch is exactly what its two offsets define: when it is repeated after a crash, the same events
+  are read. Offsets never decrease, whatever the log reports: Spark would read events twice.
+* New partitions are read from their first event on. One that the option ``partitions`` excludes
+  keeps its offset.
+* Where the events at an offset do not exist, the query fails with the partition and the range,
   unless ``onTrimmed`` is ``earliest``.
-* A store that does not answer is asked again for a minute before the query fails.
+* A store that does not answer is retried for a minute before the query fails.
+* No progress is published: Spark never confirms the last batch.
 
-The offsets of a stream: for each partition the number of the first event not read. Pure.
-
-Offsets never go back, whatever the log says: Spark would read what it has read before.
+The offset of a partition is the number of the first event not read.
 """
 
 from __future__ import annotations
@@ -32,11 +31,15 @@ from leasehold.errors import BeyondEnd, StoreUnavailable, Trimmed
 from leasehold.events.source import PartitionEnds
 from leasehold.events.source_urls import shown
 from leasehold.events.start import StartKind
-from leasehold.spark.ranges import Range
-from leasehold.spark.reading import closed, opened
+from leasehold.spark.reading import Range, close_stream, open_stream
 from leasehold.spark.source.filters import NOTHING
 from leasehold.spark.source.layout import Layout
-from leasehold.spark.source.read import EventPartition, chosen, place, shared_out
+from leasehold.spark.source.read import (
+    EventPartition,
+    find_position,
+    plan_tasks,
+    selected_partitions,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -52,35 +55,31 @@ if TYPE_CHECKING:
 Offsets = dict[str, int]
 
 
-def shared(lags: Mapping[str, int], most: int | None) -> Offsets:
-    """How much each partition may read, by its lag; together ``most``, and everyone one at least.
+def allot_by_lag(lags: Mapping[str, int], max_events: int | None) -> Offsets:
+    """Return how many events each partition may read, by its lag; ``max_events`` in all.
 
-    By the lag all are done at about the same time, so none runs ahead of the others. Where there
-    are fewer than partitions with a lag, those that lag most come first.
+    In proportion to the lag all are done at about the same time, so none runs ahead of the others.
+    Each gets at least one; if there are fewer events than partitions, those with the longest lag
+    are first.
     """
-    behind = {name: lag for name, lag in lags.items() if lag > 0}
-    total = sum(behind.values())
-    if most is None or total <= most:
-        return behind
-    one_each = sorted(behind, key=lambda name: -behind[name])[:most]
-    left, more = most - len(one_each), total - len(one_each)
-    granted = {name: 1 + left * (behind[name] - 1) // max(more, 1) for name in one_each}
+    lagging = {name: lag for name, lag in lags.items() if lag > 0}
+    total = sum(lagging.values())
+    if max_events is None or total <= max_events:
+        return lagging
+    served = sorted(lagging, key=lambda name: -lagging[name])[:max_events]
+    rest, rest_lag = max_events - len(served), total - len(served)
+    granted = {name: 1 + rest * (lagging[name] - 1) // max(rest_lag, 1) for name in served}
     # What rounding has left over is less than one for each.
-    spare = most - sum(granted.values())
-    for name in [name for name in one_each if granted[name] < behind[name]][:spare]:
+    spare = max_events - sum(granted.values())
+    for name in [name for name in served if granted[name] < lagging[name]][:spare]:
         granted[name] += 1
     return granted
 
 
-def check(
+def check_available(
     start: Mapping[str, int], ends: Mapping[str, PartitionEnds], *, stream: str, skip_trimmed: bool
 ) -> None:
-    """Return if the events from ``start`` on are there. A partition it does not know is at 0.
-
-    Raises:
-        BeyondEnd: the checkpoint is of a longer stream, or of one with more partitions.
-        Trimmed: retention was faster, and they are not to be left out.
-    """
+    """Return if the events from ``start`` on exist. A partition it does not know is at 0."""
     if missing := sorted(set(start) - set(ends)):
         raise BeyondEnd(
             f"the checkpoint knows partition {missing[0]}, and {stream!r} has only "
@@ -105,20 +104,20 @@ def check(
             )
 
 
-def advanced(
-    start: Mapping[str, int], ends: Mapping[str, PartitionEnds], most: int | None
+def next_offsets(
+    start: Mapping[str, int], ends: Mapping[str, PartitionEnds], max_events: int | None
 ) -> Offsets:
-    """How far the next batch goes. Equal to ``start`` if there is nothing new."""
+    """Return the end of the next batch; equal to ``start`` if there is nothing new."""
     begin = {name: max(start.get(name, 0), known.first) for name, known in ends.items()}
     lags = {name: known.next - begin[name] for name, known in ends.items()}
-    granted = shared(lags, most)
+    granted = allot_by_lag(lags, max_events)
     return dict(start) | {name: begin[name] + count for name, count in granted.items()}
 
 
-def between(
+def ranges_between(
     start: Mapping[str, int], end: Mapping[str, int], firsts: Mapping[str, int]
 ) -> tuple[Range, ...]:
-    """The ranges of a batch, without what lies before ``firsts``."""
+    """Return the ranges of a batch, without the events before ``firsts``."""
     ranges = []
     for name, last in end.items():
         first = max(start.get(name, 0), firsts.get(name, 0))
@@ -128,22 +127,17 @@ def between(
 
 T = TypeVar("T")
 
-_PATIENCE_S = 60.0
+_STORE_TIMEOUT_S = 60.0
 _FIRST_WAIT_S = 0.1
-_LONGEST_WAIT_S = 5.0
+_MAX_WAIT_S = 5.0
 
 
 class EventStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Lives in a process of its own beside the driver; a copy of it is in each task."""
+    """Runs in a separate process beside the driver; each task has a copy of it."""
 
     def __init__(
         self, schema: StructType, options: ReadOptions, *, clock: Clock | None = None
     ) -> None:
-        """Look at the columns.
-
-        Raises:
-            UsageError: one is unknown or has a wrong type.
-        """
         self._options = options
         self._layout = Layout(schema, options)
         self._clock = clock or SystemClock()
@@ -151,60 +145,54 @@ class EventStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._first: Offsets | None = None
 
     def initialOffset(self) -> Offsets:  # noqa: N802
-        """Where the options say. Spark asks twice, and gets the same answer."""
+        """Return where the options start. Spark asks twice, and gets the same answer."""
         if self._first is None:
-            self._first = self._asked(self._begin)
+            self._first = self._ask(self._begin)
         return self._first
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """As the option says."""
-        most = self._options.max_events
-        return ReadAllAvailable() if most is None else ReadMaxRows(most)
+        """Return the limit of the option."""
+        max_events = self._options.max_events
+        return ReadAllAvailable() if max_events is None else ReadMaxRows(max_events)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Go no further than what is there now."""
-        self._target = {name: known.next for name, known in self._asked(self._ends).items()}
+        """Read no further than the current end."""
+        self._target = {name: known.next for name, known in self._ask(self._ends).items()}
 
     def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:  # noqa: N802
-        """The end of the next batch.
-
-        Raises:
-            BeyondEnd, Trimmed: the events at ``start`` are not there.
-            UsageError: a partition that is to be read is not there.
-            StoreUnavailable: for a minute there was no answer.
-        """
+        """Return the end of the next batch."""
         options = self._options
-        ends = self._asked(self._ends)
+        ends = self._ask(self._ends)
         read = {
             name: at
             for name, at in start.items()
             if options.partitions is None or name in options.partitions
         }
-        check(read, ends, stream=shown(options.source), skip_trimmed=options.skip_trimmed)
+        check_available(read, ends, stream=shown(options.source), skip_trimmed=options.skip_trimmed)
         if self._target is not None:
-            ends = _up_to(self._target, ends)
-        most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        return advanced(start, ends, most)
+            ends = _limited_to(self._target, ends)
+        max_events = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        return next_offsets(start, ends, max_events)
 
     def reportLatestOffset(self) -> Offsets | None:  # noqa: N802
-        """Where the stream ends now: with it Spark shows how far behind the query is."""
+        """Return the end of the stream; with it Spark shows the lag of the query."""
         try:
-            ends = self._ends(opened(self._options.source, self._options.store))
+            ends = self._ends(open_stream(self._options.source, self._options.store))
         except StoreUnavailable:
-            return None  # for people only, so it waits for nothing
+            return None  # for display only, so it does not wait
         return {name: known.next for name, known in ends.items()}
 
     def partitions(self, start: Offsets, end: Offsets) -> list[EventPartition]:
-        """The tasks of a batch."""
+        """Return the tasks of a batch."""
         firsts: dict[str, int] = {}
         if self._options.skip_trimmed:
             moved = tuple(name for name, last in end.items() if last > start.get(name, 0))
-            ends = self._asked(lambda source: source.ends(moved)) if moved else {}
+            ends = self._ask(lambda source: source.ends(moved)) if moved else {}
             firsts = {name: known.first for name, known in ends.items()}
-        return shared_out(between(start, end, firsts), self._options.tasks)
+        return plan_tasks(ranges_between(start, end, firsts), self._options.tasks)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one task."""
+        """Return the rows of one task."""
         if not isinstance(partition, EventPartition):
             return iter(())
         return self._layout.rows(partition.ranges, NOTHING)
@@ -212,42 +200,42 @@ class EventStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def commit(self, end: Offsets) -> None:
         """Do nothing.
 
-        Spark says this of a batch when the next one is planned, and never of the last one. Whoever
-        published progress from here would always show one batch too few.
+        Spark confirms a batch when the next one is planned, and never the last one. Progress
+        published from here would always be one batch behind.
         """
 
     def _begin(self, source: RangeSource) -> Offsets:
         options = self._options
-        wanted = chosen(source, options.partitions, options.starts)
+        wanted = selected_partitions(source, options.partitions, options.starts)
         found: Offsets = {}
         for name, known in source.ends(wanted).items():
             both = {StartKind.EARLIEST: known.first, StartKind.LATEST: known.next}
-            found[name] = place(source, name, options.start_of(name), both)
+            found[name] = find_position(source, name, options.start_of(name), both)
         return found
 
     def _ends(self, source: RangeSource) -> Mapping[str, PartitionEnds]:
-        return source.ends(chosen(source, self._options.partitions))
+        return source.ends(selected_partitions(source, self._options.partitions))
 
-    def _asked(self, ask: Callable[[RangeSource], T]) -> T:
-        """The answer of the stream; a store that does not answer gets time."""
+    def _ask(self, call: Callable[[RangeSource], T]) -> T:
+        """Call the stream; retry a store that does not answer."""
         source, store = self._options.source, self._options.store
-        until = self._clock.boottime_s() + _PATIENCE_S
+        until = self._clock.boottime_s() + _STORE_TIMEOUT_S
         wait_s = _FIRST_WAIT_S
         while True:
             try:
-                return ask(opened(source, store))
+                return call(open_stream(source, store))
             except StoreUnavailable:
                 if self._clock.boottime_s() + wait_s > until:
                     raise
-                closed(source, store)
+                close_stream(source, store)
                 anyio.run(self._clock.sleep, wait_s)
-                wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+                wait_s = min(2 * wait_s, _MAX_WAIT_S)
 
 
-def _up_to(
+def _limited_to(
     target: Mapping[str, int], ends: Mapping[str, PartitionEnds]
 ) -> dict[str, PartitionEnds]:
-    """The same, as if nothing had come since."""
+    """Return the ends as they were at the target."""
     return {
         name: PartitionEnds(first=known.first, next=min(known.next, target[name]))
         for name, known in ends.items()

@@ -1,16 +1,14 @@
-"""Writing to the log through Spark's own API: ``df.write`` and ``df.writeStream``.
+"""Writes to the log through Spark's own API: ``df.write`` and ``df.writeStream``.
 
 Both stage in their tasks and publish in the driver's commit: see ``leasehold.spark.log_writer``. A
-batch write is all or nothing. A batch of a stream is stored once, however often its number comes,
-and not at all when the driver's fence is over.
+batch write is all or nothing. A batch of a stream is stored once, however often its number is
+committed, and not at all when the driver's fence is over.
 
-Spark makes a writer anew in each process that needs one, so a writer carries only what it was told;
-what a commit needs to know of a task comes with the task's message.
+Spark creates a writer in each process that needs one, so a writer carries only its options; what a
+commit needs to know of a task is in the task's message.
 
-What can be said to the data source when it writes, checked before anything is opened.
-
-Every option is known or refused with the nearest name. Spark does not tell upper from lower case in
-names of options; nor do we.
+Options are checked before anything is opened. An unknown option is refused with the nearest name;
+case is ignored, as in Spark.
 """
 
 from __future__ import annotations
@@ -33,13 +31,12 @@ from leasehold.errors import InvalidOptions, StoreUnavailable, UsageError
 from leasehold.events.source_urls import stream_of
 from leasehold.names import check_name, holder_id
 from leasehold.spark.log_writer.publication import CommitRequest
-from leasehold.spark.log_writer.publisher import SAVES, Publisher
+from leasehold.spark.log_writer.publisher import SAVE_PREFIX, Publisher
 from leasehold.spark.log_writer.staged_rows import check_columns, stage
-from leasehold.spark.ranges import Range
-from leasehold.spark.reading import settle
-from leasehold.spark.schema import arrow_of
+from leasehold.spark.reading import Range, freeze_garbage_collection
+from leasehold.spark.schema import arrow_schema
 from leasehold.spark.sinks.port import BatchPart
-from leasehold.spark.source.options import known
+from leasehold.spark.source.options import check_option_names
 from leasehold.spark.standby_query.location import canonical
 
 if TYPE_CHECKING:
@@ -51,21 +48,21 @@ if TYPE_CHECKING:
     from leasehold.spark.log_writer.staged_rows import StagedFile, StagingPlan
 
 _COMMON = ("store", "stream", "path", "staging")
-_OF_STREAMS = ("name", "fence.key", "fence.epoch", "checkpointLocation", "queryName")
+_STREAM_ONLY = ("name", "fence.key", "fence.epoch", "checkpointLocation", "queryName")
 _LOCAL = "file:"
 _METADATA = "metadata"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteOptions:
-    """Where to write, and for a stream who writes.
+    """Where to write, and the identity of a streaming query.
 
     Attributes:
         stream: the name of the stream.
         store: the URL of the store; it may hold a password and is never shown.
         staging: the directory that executors and drivers share; empty: beside the log's volumes.
-        name: of the query, the same whenever it is started again; empty: that of its checkpoint.
-        checkpoint: where the query keeps its progress, as it was said.
+        name: of the query, the same across restarts; empty: the id of its checkpoint.
+        checkpoint: the checkpoint location of the query, as it was given.
         fence_key, fence_epoch: the key of the store that the driver holds, and its epoch.
     """
 
@@ -79,42 +76,34 @@ class WriteOptions:
 
 
 def parse(given: Mapping[str, str], *, streaming: bool) -> WriteOptions:
-    """Read the options of a write.
-
-    Raises:
-        UsageError: one is missing, unknown or makes no sense; the message says what to write.
-        InvalidOptions: two of them contradict each other.
-    """
-    allowed = (*_COMMON, *_OF_STREAMS) if streaming else _COMMON
-    said = known(given, allowed, what="this write")
-    if not said.get("store"):
+    """Read the options of a write."""
+    allowed = (*_COMMON, *_STREAM_ONLY) if streaming else _COMMON
+    parsed = check_option_names(given, allowed, what="this write")
+    if not parsed.get("store"):
         raise UsageError('no store is named: add .option("store", "sqlite:///leases.db")')
-    key, epoch = said.get("fence.key", ""), said.get("fence.epoch", "0")
-    if bool(key) != ("fence.epoch" in said):
+    key, epoch = parsed.get("fence.key", ""), parsed.get("fence.epoch", "0")
+    if bool(key) != ("fence.epoch" in parsed):
         raise InvalidOptions(
             "fence.key and fence.epoch belong together: give both, as fence.options() does"
         )
     if not (epoch.isascii() and epoch.isdigit()):
         raise UsageError(f"fence.epoch is a whole number, not {epoch!r}")
-    name = said.get("name", "")
+    name = parsed.get("name", "")
     return WriteOptions(
-        stream=_stream(said),
-        store=said["store"],
-        staging=said.get("staging", ""),
+        stream=_stream(parsed),
+        store=parsed["store"],
+        staging=parsed.get("staging", ""),
         name=check_name(name, what="the option name") if name else "",
-        checkpoint=said.get("checkpointLocation", ""),
+        checkpoint=parsed.get("checkpointLocation", ""),
         fence_key=key,
         fence_epoch=int(epoch),
     )
 
 
 def checkpoint_id(options: WriteOptions) -> str:
-    """The id that Spark gave the query's checkpoint; empty if it is not one of this machine.
+    """Return the id of the query's checkpoint; empty if it is not on this machine.
 
-    Of a query that was never started it is empty too.
-
-    Raises:
-        StoreUnavailable: it is of this machine, and can not be read.
+    It is also empty if the query was never started.
     """
     if not canonical_is_local(options.checkpoint):
         return ""
@@ -128,12 +117,9 @@ def checkpoint_id(options: WriteOptions) -> str:
 
 
 def running_id(options: WriteOptions) -> str:
-    """The same of a query that runs. A checkpoint of this machine has an id by then.
+    """Return the same of a running query. A checkpoint on this machine has an id by then.
 
-    A query that is known by another id for one batch would store that batch again.
-
-    Raises:
-        StoreUnavailable: the checkpoint is of this machine, and its id can not be read.
+    A query that had another id for one batch would store that batch again.
     """
     found = checkpoint_id(options)
     if not found and canonical_is_local(options.checkpoint) and _is_here(options):
@@ -142,11 +128,7 @@ def running_id(options: WriteOptions) -> str:
 
 
 def check_identity(options: WriteOptions) -> None:
-    """Return if the query will be known again when it is started again.
-
-    Raises:
-        UsageError: it has no name, and its checkpoint can not be read from here.
-    """
+    """Return if the query can be identified after a restart."""
     if options.name or canonical_is_local(options.checkpoint):
         return
     raise UsageError(
@@ -157,12 +139,12 @@ def check_identity(options: WriteOptions) -> None:
 
 
 def canonical_is_local(location: str) -> bool:
-    """Whether a checkpoint location is a directory of this machine."""
+    """Return whether a checkpoint location is a directory of this machine."""
     return bool(location) and canonical(location).startswith(_LOCAL)
 
 
-def _stream(said: Mapping[str, str]) -> str:
-    stream, path = said.get("stream", ""), said.get("path", "")
+def _stream(parsed: Mapping[str, str]) -> str:
+    stream, path = parsed.get("stream", ""), parsed.get("path", "")
     if stream and path and stream_of(stream) != stream_of(path):
         raise InvalidOptions(f"the stream is {stream!r} by its option and {path!r} by its path")
     if not (stream or path):
@@ -175,7 +157,7 @@ def _directory(options: WriteOptions) -> Path:
 
 
 def _is_here(options: WriteOptions) -> bool:
-    """Whether the checkpoint is on this machine beyond doubt: Spark may have another default."""
+    """Return whether the checkpoint is surely on this machine: Spark may have another default."""
     return options.checkpoint.startswith(_LOCAL) or _directory(options).is_dir()
 
 
@@ -190,30 +172,23 @@ _BATCH = "batch"
 _QUERY = "query"
 
 # Of this process: Spark uses it for commit after commit, and the log's segments stay open.
-_KEPT: dict[tuple[int, str, str, str], Publisher] = {}
+_PUBLISHERS: dict[tuple[int, str, str, str], Publisher] = {}
 
 
 def batch_writer(
     options: Mapping[str, str], schema: StructType, *, overwrite: bool
 ) -> DataSourceArrowWriter:
-    """For ``df.write``.
-
-    Raises:
-        UsageError: an option makes no sense, or it is to overwrite.
-        SinkUnfit: the columns are not those of events.
-        UnknownStream: there is no such stream; the message names those there are.
-        InvalidUrl, StoreUnavailable, StoreUnusable: the store can not be opened.
-    """
+    """Return the writer for ``df.write``."""
     if overwrite:
         raise UsageError(
             'a log is never overwritten: write with .mode("append"), into a new stream if the '
             "old events must not be in it"
         )
-    said = parse(options, streaming=False)
-    check_columns(arrow_of(schema))
-    publisher = _opened(said)
+    parsed = parse(options, streaming=False)
+    check_columns(arrow_schema(schema))
+    publisher = _open_publisher(parsed)
     try:
-        return BatchWriter(said, publisher.plan(), token=new_token())
+        return BatchWriter(parsed, publisher.plan(), token=new_token())
     finally:
         publisher.close()
 
@@ -221,28 +196,20 @@ def batch_writer(
 def stream_writer(
     options: Mapping[str, str], schema: StructType, *, overwrite: bool
 ) -> DataSourceStreamArrowWriter:
-    """For ``df.writeStream``.
-
-    Raises:
-        UsageError: an option makes no sense, the query has no name that stays, or its output mode
-            is complete.
-        SinkUnfit: the columns are not those of events.
-        UnknownStream: there is no such stream; the message names those there are.
-        InvalidUrl, StoreUnavailable, StoreUnusable: the store can not be opened.
-    """
+    """Return the writer for ``df.writeStream``."""
     if overwrite:
         raise UsageError(
             "outputMode complete would overwrite the log with each batch: use append or update"
         )
-    said = parse(options, streaming=True)
-    check_identity(said)
-    check_columns(arrow_of(schema))
-    return StreamWriter(said, _kept(said).plan(shared=True))
+    parsed = parse(options, streaming=True)
+    check_identity(parsed)
+    check_columns(arrow_schema(schema))
+    return StreamWriter(parsed, _cached_publisher(parsed).plan(shared=True))
 
 
 @dataclass(frozen=True)
 class TaskResult(WriterCommitMessage):
-    """What a task tells the driver: its file, if it had any rows."""
+    """The message of a task to the driver: its file, if it had any rows."""
 
     file: StagedFile | None
 
@@ -254,33 +221,33 @@ class BatchWriter(DataSourceArrowWriter):
         """``token`` names this save."""
         self._options = options
         self._plan = plan
-        self._sink = f"{SAVES}{token}"
+        self._sink = f"{SAVE_PREFIX}{token}"
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Stage the rows of a task."""
-        return _staged(iterator, self._plan)
+        return _stage(iterator, self._plan)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Make all of them events. Runs in the driver."""
-        publisher = _opened(self._options)
-        share = BatchPart(range=Range(partition=_BATCH, start=0, end=1), epoch=0)
-        claim = CommitRequest(
+        """Publish the files of all tasks. Runs in the driver."""
+        publisher = _open_publisher(self._options)
+        part = BatchPart(range=Range(partition=_BATCH, start=0, end=1), epoch=0)
+        request = CommitRequest(
             sink=self._sink,
             group=self._sink,
-            lane="",
-            shares=(share,),
+            producer="",
+            parts=(part,),
             holder=_holder(),
             began_at=SystemClock().utc_now().isoformat(),
         )
         try:
-            _commit(lambda: publisher, claim, _files(messages))
+            _commit_with_retry(lambda: publisher, request, _files(messages))
             publisher.clear(self._plan)
         finally:
             publisher.close()
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Leave nothing behind. Runs in the driver."""
-        publisher = _opened(self._options)
+        """Remove what was staged. Runs in the driver."""
+        publisher = _open_publisher(self._options)
         try:
             publisher.discard(_files(messages), self._plan)
         finally:
@@ -291,22 +258,15 @@ class StreamWriter(DataSourceStreamArrowWriter):
     """The sink of one query: each batch once."""
 
     def __init__(self, options: WriteOptions, plan: StagingPlan) -> None:
-        """Touch nothing."""
         self._options = options
         self._plan = plan
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Stage the rows of a task."""
-        return _staged(iterator, self._plan)
+        return _stage(iterator, self._plan)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Make them events, unless the batch is there already. Runs in the driver.
-
-        Raises:
-            FencedWrite: another driver goes on with the query; nothing was written.
-            SinkChanged: the numbers of the batches do not go on from the last one.
-            StoreUnavailable: the store, or the query's checkpoint, can not be read.
-        """
+        """Publish the files of all tasks, unless the batch is committed. Runs in the driver."""
         checkpoint = running_id(self._options)
         name = f"{_QUERY}/{self._options.name or checkpoint}"
         if name.endswith("/"):
@@ -315,56 +275,56 @@ class StreamWriter(DataSourceStreamArrowWriter):
                 '.option("name", …), another one for each query and each checkpoint'
             )
         number = Range(partition=checkpoint or _QUERY, start=batchId, end=batchId + 1)
-        claim = CommitRequest(
+        request = CommitRequest(
             sink=name,
             group=name,
-            lane="",
-            shares=(BatchPart(range=number, epoch=self._options.fence_epoch),),
+            producer="",
+            parts=(BatchPart(range=number, epoch=self._options.fence_epoch),),
             holder=_holder(),
             began_at=SystemClock().utc_now().isoformat(),
             by_number=True,
             fence_key=self._options.fence_key,
             fence_epoch=self._options.fence_epoch,
         )
-        _commit(lambda: _kept(self._options), claim, _files(messages))
+        _commit_with_retry(lambda: _cached_publisher(self._options), request, _files(messages))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803
         """Remove what was staged for a batch that failed. Runs in the driver."""
-        _kept(self._options).discard(_files(messages))
+        _cached_publisher(self._options).discard(_files(messages))
 
 
-def _staged(iterator: Iterator[pa.RecordBatch], plan: StagingPlan) -> TaskResult:
-    settle()
+def _stage(iterator: Iterator[pa.RecordBatch], plan: StagingPlan) -> TaskResult:
+    freeze_garbage_collection()
     task = TaskContext.get()
     return TaskResult(
         stage(iterator, plan, task=task.partitionId() if task else 0, token=new_token())
     )
 
 
-def _commit(
-    publisher: Callable[[], Publisher], claim: CommitRequest, files: Sequence[StagedFile]
+def _commit_with_retry(
+    publisher: Callable[[], Publisher], request: CommitRequest, files: Sequence[StagedFile]
 ) -> None:
-    """Commit; without an answer once more: it may have been done, and only has to be found."""
+    """Commit; without an answer once more: it may have been done, and is found then."""
     try:
-        publisher().commit(claim, files)
+        publisher().commit(request, files)
     except StoreUnavailable:
-        publisher().commit(claim, files)
+        publisher().commit(request, files)
 
 
 def _files(messages: Sequence[WriterCommitMessage | None]) -> list[StagedFile]:
-    told = (each.file for each in messages if isinstance(each, TaskResult))
-    return [each for each in told if each is not None]
+    files = (each.file for each in messages if isinstance(each, TaskResult))
+    return [each for each in files if each is not None]
 
 
-def _opened(options: WriteOptions) -> Publisher:
+def _open_publisher(options: WriteOptions) -> Publisher:
     return Publisher.open(options.stream, options.store, staging=options.staging)
 
 
-def _kept(options: WriteOptions) -> Publisher:
+def _cached_publisher(options: WriteOptions) -> Publisher:
     key = (os.getpid(), options.store, options.stream, options.staging)
-    if key not in _KEPT:
-        _KEPT[key] = _opened(options)
-    return _KEPT[key]
+    if key not in _PUBLISHERS:
+        _PUBLISHERS[key] = _open_publisher(options)
+    return _PUBLISHERS[key]
 
 
 def _holder() -> str:

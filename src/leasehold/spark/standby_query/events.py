@@ -1,4 +1,4 @@
-"""What a standby tells the program that runs it."""
+"""The events of a standby driver."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import Enum
 
 
 class StandbyState(Enum):
-    """The kinds, in the order of a life."""
+    """The states, in the order of a driver's life."""
 
     WAITING = "waiting"
     ACTIVE = "active"
@@ -22,18 +22,19 @@ class StandbyState(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandbyChanged:
-    """One thing that happened to this driver.
+    """One event of this driver.
 
     Attributes:
-        what: ``WAITING``: another driver runs the query, and ``text`` says which. ``ACTIVE``: this
-            one runs it now. ``BATCH``: it has done one. ``ASKED``: an operator wants it elsewhere.
+        what: ``WAITING``: another driver runs the query, and ``text`` names it. ``ACTIVE``: this
+            one
+            runs it now. ``BATCH``: it has completed one. ``ASKED``: an operator wants it elsewhere.
             ``LOST``: its reservation is gone, and the query is being stopped. ``FAILED``: the query
-            or its making failed. ``STUCK``: the query did not stop in time. ``ENDED``: it has ended
-            by itself. ``STOPPED``: it was stopped in good order.
+            or its construction failed. ``STUCK``: the query did not stop in time. ``ENDED``: it has
+            ended on its own. ``STOPPED``: it was stopped gracefully.
         name: the query.
         epoch: that of the reservation; 0 while there is none.
-        batch: the number of the last batch that is done; None if that is not known.
-        text: for people.
+        batch: the number of the last completed batch; None if that is not known.
+        text: a human-readable explanation.
     """
 
     what: StandbyState

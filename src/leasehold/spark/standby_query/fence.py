@@ -1,14 +1,13 @@
-"""The fence of a query: whether this driver may still write, and sinks that know it.
+"""The fence of a query: whether this driver may still write, and sinks that know its epoch.
 
-``check`` asks the clock and the lease. That is a courtesy to everybody: after it returned the
-process may be paused for an hour. What keeps the rows of such a driver out is the sink, which is
-shown the epoch with every commit: ``to`` for the sinks of this project, ``options`` for our data
-source. ``call`` has only the courtesy: at least once.
+``check`` asks the clock and the lease, which only saves work: after it returned the process may be
+paused for an hour. What keeps the rows of such a driver out is the sink, which gets the epoch with
+every commit: ``to`` for the sinks of this project, ``options`` for the data source. ``call`` has
+only the check: at least once.
 
-A sink behind ``foreachBatch``: each batch of a query once, refused to drivers of the past.
-
-The sink's group is ``query/<name>``. Its one partition is the id of the checkpoint, not a fixed
-word: batches of a new checkpoint begin at 0 again, and would all be taken for known ones. The
+``QuerySink`` is a sink behind ``foreachBatch``: each batch of a query once, refused to former
+drivers. Its group is ``query/<name>``. Its one partition is the id of the checkpoint, not a fixed
+name: batches of a new checkpoint begin at 0 again, and would all be taken for known ones. The
 position is the number of the next batch.
 """
 
@@ -29,7 +28,7 @@ from leasehold.errors import (
     SinkUnfit,
     StoreUnavailable,
 )
-from leasehold.spark.ranges import Range
+from leasehold.spark.reading import Range
 from leasehold.spark.sinks.port import Batch, BatchPart
 from leasehold.spark.standby_query.location import query_id
 
@@ -46,7 +45,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("leasehold.spark")
 
-_PAUSES = Backoff(base_s=0.05, max_s=1.0)
+_BACKOFF = Backoff(base_s=0.05, max_s=1.0)
 
 
 class QuerySink:
@@ -67,18 +66,13 @@ class QuerySink:
         self._query_id = query_id
         self._clock = clock
         self._rng = rng
-        # The key has the name quoted: a slash in it can not make two groups alike.
+        # The key has the name quoted: a slash in it cannot make two groups equal.
         self.group = f"query/{reservation.key.partition('/')[2]}"
         self._partition: str | None = None
         self._next: int | None = None
 
     def prepare(self) -> bool:
-        """Shut former drivers out, if the checkpoint has a name yet; say whether it has.
-
-        Raises:
-            FencedWrite: the sink knows a higher epoch.
-            StoreUnavailable: it can not be reached.
-        """
+        """Fence former drivers, if the checkpoint has an id yet; return whether it has."""
         if self._partition is not None:
             return True
         partition = self._query_id()
@@ -101,13 +95,7 @@ class QuerySink:
         return True
 
     def write(self, frame: DataFrame, batch_id: int) -> None:
-        """Write one batch, unless the sink holds it already.
-
-        Raises:
-            LeaseLost: this driver is not in charge any more; nothing was written.
-            FencedWrite: the sink says so.
-            SinkUnfit, SinkChanged: it can not take the batch; nothing was written.
-        """
+        """Write one batch, unless the sink holds it already."""
         self._reservation.check()
         if not self.prepare() or self._partition is None:
             raise BatchFailed(
@@ -117,11 +105,11 @@ class QuerySink:
         if self._next is not None and batch_id < self._next:
             log.info("%s: batch %d is there already", self._reservation.name, batch_id)
             return
-        place = Range(partition=self._partition, start=batch_id, end=batch_id + 1)
+        batch_range = Range(partition=self._partition, start=batch_id, end=batch_id + 1)
         batch = Batch(
             group=self.group,
             number=batch_id,
-            shares=(BatchPart(range=place, epoch=self._reservation.epoch),),
+            shares=(BatchPart(range=batch_range, epoch=self._reservation.epoch),),
             holder=self._reservation.holder,
             began_at=self._clock.utc_now(),
         )
@@ -136,11 +124,11 @@ class QuerySink:
                 self._reservation.check()
                 self._sink.commit(staged, batch)
             except StoreUnavailable as error:
-                # It may have been done. The sink knows, and says so when it is asked again: by us,
-                # or, if the driver stops or loses its reservation meanwhile, by the next one.
+                # It may have been done. The sink finds out when it is asked again: by this driver,
+                # or, if it stops or loses its reservation in the meantime, by the next one.
                 failures += 1
                 log.warning("batch %d: no answer to the commit: %s", batch.number, error)
-                self._reservation.lost.wait(_PAUSES.pause_s(failures, self._rng))
+                self._reservation.lost.wait(_BACKOFF.pause_s(failures, self._rng))
             except (LeaseLost, SinkChanged, SinkUnfit):
                 if not failures:  # else it may be there, and would lose its files
                     self._sink.discard(staged)
@@ -155,7 +143,7 @@ if TYPE_CHECKING:
 
 
 class Fence:
-    """For one term of one driver. All methods may be called from any thread."""
+    """The fence of one term of one driver. All methods may be called from any thread."""
 
     def __init__(
         self,
@@ -179,13 +167,13 @@ class Fence:
         self._rng = system_random()
         self._sinks: list[Sink] = []
         self._busy = 0
-        self._change = threading.Condition()
+        self._changed = threading.Condition()
 
     def __repr__(self) -> str:
         return f"<Fence of {self.name!r}, epoch {self.epoch}>"
 
     def check(self) -> None:
-        """Return if this driver may go on at this very moment.
+        """Return if this driver may continue now.
 
         Raises:
             LeaseLost: it may not, with the reason.
@@ -193,47 +181,47 @@ class Fence:
         self._reservation.check()
 
     def remaining(self) -> timedelta:
-        """How long it is until the query must have stopped, if no renewal succeeds any more."""
+        """Return the time until the query must have stopped if no further renewal succeeds."""
         return self._reservation.remaining()
 
     def options(self) -> dict[str, str]:
-        """For ``writeStream.format("leasehold").options(**fence.options())``."""
+        """Return the options for ``writeStream.format("leasehold").options(**fence.options())``."""
         return {"fence.key": self.key, "fence.epoch": str(self.epoch), "name": self.name}
 
     def to(self, sink: Sink) -> OnBatch:
-        """A function for ``foreachBatch`` that writes to a sink, each batch once.
+        """Return a function for ``foreachBatch`` that writes to a sink, each batch once.
 
-        The sink is opened here, and fenced as soon as the checkpoint has a name: from then on no
+        The sink is opened here, and fenced as soon as the checkpoint has an id: from then on no
         former driver can write to it. A batch that it holds already is skipped.
 
         Raises:
             FencedWrite: the sink knows a higher epoch; this driver is too late.
-            SinkUnfit, SinkChanged, StoreUnavailable: it can not be used; the message says why.
+            SinkUnfit, SinkChanged, StoreUnavailable: it cannot be used; the message says why.
         """
         sink.open(self._spark)
         self._sinks.append(sink)
-        made = QuerySink(
+        query_sink = QuerySink(
             sink,
             reservation=self._reservation,
             query_id=lambda: query_id(self._spark, self.checkpoint_location),
             clock=self._clock,
             rng=self._rng,
         )
-        made.prepare()
+        query_sink.prepare()
 
         def write(frame: DataFrame, batch_id: int) -> None:
             with self.working():
-                made.write(frame, batch_id)
+                query_sink.write(frame, batch_id)
                 self.last_batch = batch_id
 
         return write
 
     def call(self, function: OnFencedBatch) -> OnBatch:
-        """A function for ``foreachBatch`` that calls ``function(frame, batch_id, fence)``.
+        """Return a function for ``foreachBatch`` that calls ``function(frame, batch_id, fence)``.
 
-        At least once: a batch may be written again by the driver that follows, and by one that was
-        paused in the middle of it. Show ``fence.epoch`` to what you write to, or keep ``batch_id``
-        with the rows.
+        At least once: a batch may be written again by the next driver, and by one that was paused
+        while it was writing. Pass ``fence.epoch`` to what you write to, or store ``batch_id`` with
+        the rows.
         """
 
         def write(frame: DataFrame, batch_id: int) -> None:
@@ -249,8 +237,8 @@ class Fence:
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """A batch is being written; a refusal is kept."""
-        with self._change:
+        """Count a batch that is being written; keep a refusal."""
+        with self._changed:
             self._busy += 1
         try:
             yield
@@ -258,28 +246,28 @@ class Fence:
             self.refusal = lost
             raise
         finally:
-            with self._change:
+            with self._changed:
                 self._busy -= 1
-                self._change.notify_all()
+                self._changed.notify_all()
 
     def idle(self, *, within_s: float) -> bool:
-        """Wait until no batch is being written; False if that takes longer.
+        """Wait until no batch is being written; return False if that takes longer.
 
         Spark's own stop does not wait for a function in Python.
         """
-        with self._change:
-            return self._change.wait_for(lambda: not self._busy, timeout=within_s)
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._busy, timeout=within_s)
 
     def give_up(self) -> None:
-        """No more order: the reservation is renewed no more, and ``check`` fails in a moment.
+        """Stop renewing the reservation; ``check`` fails soon after.
 
-        That ends the waiting for a sink that is away. A commit in doubt is left to the next driver,
-        which asks the sink.
+        That ends the wait for a sink that does not answer. A commit in doubt is left to the next
+        driver, which asks the sink.
         """
         self._reservation.give_up()
 
     def close(self) -> None:
-        """Close the sinks, unless a batch that hangs still has one in its hands."""
+        """Close the sinks, unless a batch that hangs still uses one."""
         if not self.idle(within_s=0):
             return
         while self._sinks:

@@ -1,7 +1,7 @@
 """Checkpoint locations: one spelling for each, and the name under which it is reserved.
 
-Two spellings of one place must give one name, else two drivers could work on it. On a local disk
-links are followed. Different machines give the same path the same name: too careful is safe.
+Two spellings of one location must give one name, else two drivers could work on it. On a local disk
+links are followed. Different machines give the same path the same name: that is safe.
 """
 
 from __future__ import annotations
@@ -21,15 +21,11 @@ if TYPE_CHECKING:
 
 LOCAL = "file:///"
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(.*)", re.DOTALL)
-_PREFIX = "checkpoint "
+_JOB_PREFIX = "checkpoint "
 
 
 def canonical(location: str, *, default: str = LOCAL) -> str:
-    """The one spelling of ``location``; ``default`` is the file system of paths without a scheme.
-
-    Raises:
-        UsageError: it is empty.
-    """
+    """Return the canonical ``location``; ``default``: the file system of paths without a scheme."""
     if not location.strip():
         raise UsageError(
             f"checkpoint_location is {location!r}: give the directory that the query keeps its "
@@ -48,25 +44,25 @@ def canonical(location: str, *, default: str = LOCAL) -> str:
     return f"{scheme}://{authority.lower()}{clean.rstrip('/')}"
 
 
-def job_name(place: str) -> str:
-    """The name under which a canonical location is reserved."""
-    name = f"{_PREFIX}{place}"
+def job_name(location: str) -> str:
+    """Return the name under which a canonical location is reserved."""
+    name = f"{_JOB_PREFIX}{location}"
     try:
         job_key(name)
     except InvalidName:  # too long, or not printable
-        return f"{_PREFIX}sha256 {hashlib.sha256(place.encode()).hexdigest()}"
+        return f"{_JOB_PREFIX}sha256 {hashlib.sha256(location.encode()).hexdigest()}"
     return name
 
 
 def default_file_system(spark: SparkSession) -> str:
-    """Where Spark looks for paths without a scheme."""
+    """Return the file system in which Spark resolves paths without a scheme."""
     return str(spark._jsc.hadoopConfiguration().get("fs.defaultFS", LOCAL))  # noqa: SLF001
 
 
 def query_id(spark: SparkSession, location: str) -> str | None:
-    """The id of the query whose checkpoint this is; None if it has never been started.
+    """Return the id of the query whose checkpoint this is; None if it has never been started.
 
-    Spark keeps it for the life of the checkpoint. Numbers of batches mean something only with it.
+    Spark keeps it for the life of the checkpoint. Batch numbers are only meaningful with it.
     """
     jvm: Any = spark._jvm  # noqa: SLF001
     hadoop = spark._jsc.hadoopConfiguration()  # noqa: SLF001

@@ -4,18 +4,14 @@ Guarantees:
 
 - Name and checkpoint location are reserved together, under one lease. Two names on one location
   exclude each other, and so do two locations under one name.
-- The others wait with their session up. After an orderly end one of them starts the query within a
-  second; after a crash when the lease has ended.
-- A driver that loses the reservation stops its query before anybody else is let in. If that does
-  not work the process is ended. If it was paused meanwhile, its sinks refuse what it writes, where
+- The others wait with their session up. After a graceful end one of them starts the query within a
+  second; after a crash when the lease has expired.
+- A driver that loses the reservation stops its query before another one is let in. If that fails
+  the process is ended. If it was paused in the meantime, its sinks refuse what it writes, where
   they were fenced: see ``leasehold.spark.standby_query.fence``.
-- A stop ends. What does not end within ``drain`` loses the reservation, and then the same holds.
-
-How the process of a standby is left: in order at the first signal, at once at the second.
-
-``leave_stuck`` ends the process whatever hangs in it: nobody else may begin while it could write.
-
-One running query of a standby: its end, its progress, and how it is stopped.
+- A stop ends. If the query does not end within ``drain``, the reservation is given up, and then the
+  same holds.
+- The first signal stops the process gracefully, the second one immediately.
 """
 
 from __future__ import annotations
@@ -44,7 +40,7 @@ from leasehold.jobs.request import Request
 from leasehold.jobs.wish import DEFAULT_LEASE, Wish
 from leasehold.names import job_key
 from leasehold.runtime.stop_signals import StopAsked, StopRequests
-from leasehold.spark.reading import wrong_use_in
+from leasehold.spark.reading import usage_error_in
 from leasehold.spark.sessions import session
 from leasehold.spark.standby_query.events import StandbyChanged, StandbyState
 from leasehold.spark.standby_query.fence import Fence
@@ -68,59 +64,59 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("leasehold.spark")
 
-_LOOK_S = 0.05
+_POLL_INTERVAL_S = 0.05
 
 
 class BatchProgress(StreamingQueryListener):
-    """Stores the number of each batch that is done as the checkpoint of the job, for operators.
+    """Stores the number of each completed batch as the checkpoint of the job, for operators.
 
-    It comes a moment after the batch, so nothing rests on it. What was heard before the query is
-    known is kept.
+    Spark reports it after the batch, so no guarantee depends on it. Reports that arrive before the
+    query is known are kept.
     """
 
-    def __init__(self, reservation: Reservation, told: Callable[[int], None]) -> None:
-        """``told`` hears of each batch."""
+    def __init__(self, reservation: Reservation, on_batch: Callable[[int], None]) -> None:
+        """``on_batch`` is called with the number of each batch."""
         self._reservation = reservation
-        self._told = told
+        self._on_batch = on_batch
         self._run: str | None = None
         self._early: dict[str, int] = {}
         self._lock = threading.Lock()
         self.last: int | None = None
 
     def follow(self, run: str) -> None:
-        """From now on this run of a query counts."""
+        """Count this run of a query from now on."""
         self._run = run
         if run in self._early:
-            self._done(self._early[run])
+            self._record(self._early[run])
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802
-        """See Spark."""
+        """Ignore the event."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
-        """See Spark."""
+        """Record the batch if it is one of the followed run."""
         run, batch = str(event.progress.runId), int(event.progress.batchId)
         if self._run is None:
             self._early[run] = batch
         elif run == self._run:
-            self._done(batch)
+            self._record(batch)
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
-        """See Spark."""
+        """Ignore the event."""
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
-        """See Spark."""
+        """Ignore the event."""
 
     def catch_up(self, batch: int | None) -> None:
-        """The query has ended, and this was its last batch: Spark may not have told of it."""
+        """Record the last batch of a query that has ended: Spark may not have reported it."""
         if batch is not None:
-            self._done(batch)
+            self._record(batch)
 
-    def _done(self, batch: int) -> None:
+    def _record(self, batch: int) -> None:
         with self._lock:
             if self.last is not None and batch <= self.last:
                 return
             self.last = batch
-        self._told(batch)
+        self._on_batch(batch)
         try:
             self._reservation.mark(batch)
         except (LeaseLost, CheckpointBehind) as refused:
@@ -133,20 +129,15 @@ class RunningQuery:
     """A query that was started, and the fence it writes under."""
 
     def __init__(self, query: StreamingQuery, fence: Fence) -> None:
-        """Nothing is watched yet."""
         self._query = query
         self._fence = fence
         self._ended = threading.Event()
 
     def check_location(self, reserved: str, *, default: str) -> None:
-        """Return if the query keeps its progress at the place that is reserved.
-
-        Raises:
-            UsageError: it is another place.
-        """
+        """Return if the query keeps its progress at the reserved location."""
         try:
             root = str(self._query._jsq.streamingQuery().resolvedCheckpointRoot())  # noqa: SLF001
-        except Exception:  # noqa: BLE001 - a query of another kind does not tell
+        except Exception:  # noqa: BLE001 - a query of another kind has no such method
             return
         used = canonical(root, default=default)
         if used != reserved:
@@ -156,7 +147,7 @@ class RunningQuery:
             )
 
     def watch(self, ended: Callable[[Exception | None], None]) -> None:
-        """Have ``ended`` called, in a thread of its own, when the query has ended."""
+        """Call ``ended``, in a separate thread, when the query has ended."""
 
         def wait() -> None:
             found: Exception | None = None
@@ -170,26 +161,28 @@ class RunningQuery:
         name = f"waits for {self._fence.name}"
         threading.Thread(target=wait, name=name, daemon=True).start()
 
-    def stop(self, *, more_time: Callable[[], bool]) -> bool:
-        """Stop it; True when nothing of it runs any more, False if there was no ``more_time``."""
+    def stop(self, *, has_time: Callable[[], bool]) -> bool:
+        """Stop it; return True when nothing of it runs, False if ``has_time`` returned false."""
 
         def stop() -> None:
-            with suppress(Exception):  # it may have failed meanwhile, and has ended then as well
+            with suppress(
+                Exception
+            ):  # it may have failed in the meantime, and has ended then as well
                 if not self._ended.is_set():
                     self._query.stop()
 
         stopping = threading.Thread(target=stop, name=f"stops {self._fence.name}", daemon=True)
         stopping.start()
         while True:
-            stopping.join(_LOOK_S)
-            if not stopping.is_alive() and self._fence.idle(within_s=_LOOK_S):
+            stopping.join(_POLL_INTERVAL_S)
+            if not stopping.is_alive() and self._fence.idle(within_s=_POLL_INTERVAL_S):
                 return True
-            if not more_time():
+            if not has_time():
                 return False
 
 
 def kill_java() -> None:
-    """End Spark's own process, if this one has started it: it must not go on alone."""
+    """Kill Spark's own process, if this one has started it: it must not continue alone."""
     gateway = SparkContext._gateway  # noqa: SLF001
     process = getattr(gateway, "proc", None)
     if process is not None:
@@ -199,28 +192,28 @@ def kill_java() -> None:
 
 EXIT_STUCK = 75
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_ENOUGH = 0
+_END_OF_SIGNALS = 0
 
 
 @contextmanager
 def stopped_by_signals(
     stop: Callable[[], None], *, clock: Clock | None = None
 ) -> Iterator[Callable[[], None]]:
-    """Have ``stop`` called at the first SIGTERM or Ctrl-C, in another thread.
+    """Call ``stop`` at the first SIGTERM or Ctrl-C, in another thread.
 
-    The second one ends the process at once, with 128 and its number; what comes within a second
-    of the first is the same request. Gives a function that takes the signals again, from whoever
-    took them meanwhile.
+    The second signal ends the process immediately, with 128 and its number; one within a second of
+    the first is the same request. Yields a function that installs the handlers again, in case other
+    code has replaced them.
     """
     if threading.current_thread() is not threading.main_thread():
-        yield lambda: None  # signals come to the main thread only
+        yield lambda: None  # only the main thread receives signals
         return
     before = {number: signal.getsignal(number) for number in _SIGNALS}
     numbers = queue.SimpleQueue[int]()
     requests, time = StopRequests(), clock or SystemClock()
 
     def wait() -> None:
-        if numbers.get() != _ENOUGH:
+        if numbers.get() != _END_OF_SIGNALS:
             stop()
 
     def handle(number: int, _frame: object) -> None:
@@ -232,36 +225,36 @@ def stopped_by_signals(
             # The stop takes locks, and the main thread may have them: this handler runs in it.
             numbers.put(number)
 
-    def hold() -> None:
+    def install() -> None:
         for number in _SIGNALS:
             signal.signal(number, handle)
 
     threading.Thread(target=wait, name="waits for signals", daemon=True).start()
-    hold()
+    install()
     try:
-        yield hold
+        yield install
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        numbers.put(_ENOUGH)
+        numbers.put(_END_OF_SIGNALS)
 
 
-def leave_stuck(last_words: Callable[[], None], *, within_s: float) -> NoReturn:
-    """End the process at once, with everything: what still runs could write.
+def leave_stuck(report_stuck: Callable[[], None], *, within_s: float) -> NoReturn:
+    """End the process immediately, with everything: what is still running could write.
 
-    The words are said in a thread of their own: who listens may hang as well.
+    The report is made in a separate thread: its receiver may hang as well.
     """
     kill_java()
 
-    def say() -> None:
-        last_words()
+    def report_and_flush() -> None:
+        report_stuck()
         with suppress(OSError, ValueError):
             sys.stdout.flush()
             sys.stderr.flush()
 
-    saying = threading.Thread(target=say, daemon=True)
-    saying.start()
-    saying.join(within_s)
+    reporting = threading.Thread(target=report_and_flush, daemon=True)
+    reporting.start()
+    reporting.join(within_s)
     os._exit(EXIT_STUCK)
 
 
@@ -271,26 +264,29 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("leasehold.spark")
 
-# Which part of the lease the last words may take: less than its margin.
-_LAST_WORDS = 0.05
-_SPARK_STOPS_S = 2.0  # how long Spark's own stop may take, at least, though no batch runs
-_PAUSES = Backoff(base_s=1.0, max_s=60.0)
-# What Spark says when somebody without a reservation works on the same checkpoint.
-_FOREIGN = ("CONCURRENT_STREAM_LOG_UPDATE", "Multiple streaming queries are concurrently using")
+# The fraction of the lease that the last report may take: less than its margin.
+_STUCK_REPORT_FRACTION = 0.05
+_MIN_SPARK_STOP_S = 2.0  # how long Spark's own stop may take, at least, though no batch runs
+_BACKOFF = Backoff(base_s=1.0, max_s=60.0)
+# Errors of Spark when a driver without a reservation works on the same checkpoint.
+_FOREIGN_WRITER_ERRORS = (
+    "CONCURRENT_STREAM_LOG_UPDATE",
+    "Multiple streaming queries are concurrently using",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _StateReport:
-    """Why the waiting for a query is over: ``ended``, ``lost``, ``asked`` or ``stop``."""
+    """Why a query has to end: ``ended``, ``lost``, ``asked`` or ``stop``."""
 
     why: str
     error: Exception | None = None
-    heir: str | None = None
+    successor: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _TermOutcome:
-    """What a term came to: an error that counts, whether this driver is done, any batch done."""
+    """The outcome of a term: an error that counts, whether this driver is done, any batch done."""
 
     error: Exception | None = None
     done: bool = False
@@ -298,7 +294,7 @@ class _TermOutcome:
 
 
 class Standby:
-    """One driver. ``run`` blocks in the thread that calls it; ``stop`` may come from any."""
+    """One driver. ``run`` blocks in the calling thread; ``stop`` may be called from any."""
 
     def __init__(
         self,
@@ -315,12 +311,11 @@ class Standby:
         on_event: OnEvent | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """See ``standby``."""
         self.name = name
         self._build = build
         self._location = checkpoint_location
         self._store = store
-        self._given = spark
+        self._given_spark = spark
         self._lease = lease
         self._restarts = restarts
         self._drain_s = drain.total_seconds()
@@ -328,40 +323,35 @@ class Standby:
         self._on_event = on_event
         self._clock = clock or SystemClock()
         self._rng = system_random()
-        self._words = queue.SimpleQueue[_StateReport]()
+        self._reports = queue.SimpleQueue[_StateReport]()
         self._request: Request | None = None
         self._stopping = threading.Event()
-        self._served = False
-        # Both are looked at before a session is started, which takes its time.
+        self._has_served = False
+        # Both are checked before a session is started, which takes seconds.
         Wish.of((name,), lease=lease)
         canonical(checkpoint_location)
 
     def stop(self) -> None:
-        """End in good order: the query first, then the reservation."""
+        """End gracefully: the query first, then the reservation."""
         self._stopping.set()
-        self._words.put(_StateReport(why="stop"))
+        self._reports.put(_StateReport(why="stop"))
         if self._request is not None:
             self._request.cancel()
 
     def run(self, *, ready: Callable[[], None] = lambda: None) -> None:
-        """Stand by, run the query, stand by again: until ``stop``, or the query ends by itself.
+        """Stand by, run the query, stand by again: until ``stop``, or the query ends on its own.
 
         ``ready`` is called when the session is up.
-
-        Raises:
-            UsageError: what was given can not work.
-            StoreUnavailable, StoreUnusable: the store can not be asked, at the first attempt.
-            StreamingQueryException: the query failed, and failed again after all restarts.
         """
         spark, mine = self._spark()
         failures = 0
         try:
             ready()
             while not self._stopping.is_set():
-                reservation = self._reserved(spark)
+                reservation = self._reserve(spark)
                 if reservation is None:
                     continue
-                outcome = self._serve(spark, reservation)
+                outcome = self._run_term(spark, reservation)
                 if outcome.done:
                     break
                 failures = 0 if outcome.progressed else failures
@@ -374,35 +364,35 @@ class Standby:
                     spark.stop()
 
     def _spark(self) -> tuple[SparkSession, bool]:
-        if self._given is None:
+        if self._given_spark is None:
             return session(self.name), True
-        if isinstance(self._given, SparkSession):
-            return self._given, False
-        return self._given(), False
+        if isinstance(self._given_spark, SparkSession):
+            return self._given_spark, False
+        return self._given_spark(), False
 
     # ------------------------------------------------------------ the reservation
 
-    def _reserved(self, spark: SparkSession) -> Reservation | None:
-        """Wait for it; None if there is nothing to do now: stopped, or the store was away."""
-        self._words = words = queue.SimpleQueue[_StateReport]()
-        place = canonical(self._location, default=default_file_system(spark))
+    def _reserve(self, spark: SparkSession) -> Reservation | None:
+        """Wait for the reservation; return None if stopped, or if the store was unavailable."""
+        self._reports = reports = queue.SimpleQueue[_StateReport]()
+        location = canonical(self._location, default=default_file_system(spark))
         self._request = request = Request(
-            Wish.of((self.name, job_name(place)), lease=self._lease),
+            Wish.of((self.name, job_name(location)), lease=self._lease),
             store=self._store,
             clock=self._clock,
-            on_waiting=self._waits,
-            on_lost=lambda reason: words.put(_StateReport(why="lost", error=_lost(reason))),
-            on_asked=lambda by: words.put(_StateReport(why="asked", heir=by)),
+            on_waiting=self._on_waiting,
+            on_lost=lambda reason: reports.put(_StateReport(why="lost", error=_lease_lost(reason))),
+            on_asked=lambda by: reports.put(_StateReport(why="asked", successor=by)),
         )
         if self._stopping.is_set():
             request.cancel()
         try:
             answer = request.ask(wait=None)
         except StoreError as error:
-            if not self._served:
+            if not self._has_served:
                 raise
-            self._tell(StandbyState.FAILED, text=f"the store can not be asked: {error}")
-            self._stopping.wait(_PAUSES.pause_s(1, self._rng))
+            self._emit(StandbyState.FAILED, text=f"the store can not be asked: {error}")
+            self._stopping.wait(_BACKOFF.pause_s(1, self._rng))
             return None
         if not isinstance(answer, Claimant):
             return None
@@ -412,50 +402,51 @@ class Standby:
             return None
         return reservation
 
-    def _waits(self, held: Held) -> None:
+    def _on_waiting(self, held: Held) -> None:
         other = held.key != job_key(self.name)
         known = " (a query of another name works on this location)" if other else ""
-        self._tell(StandbyState.WAITING, text=f"{held}{known}")
+        self._emit(StandbyState.WAITING, text=f"{held}{known}")
 
     # ------------------------------------------------------------ a term
 
-    def _serve(self, spark: SparkSession, reservation: Reservation) -> _TermOutcome:
-        """Run the query until something ends it, and let go."""
-        self._served = True
-        self._tell(StandbyState.ACTIVE, epoch=reservation.epoch, text=f"as {reservation.holder}")
+    def _run_term(self, spark: SparkSession, reservation: Reservation) -> _TermOutcome:
+        """Run the query until something ends it, and release the reservation."""
+        self._has_served = True
+        self._emit(StandbyState.ACTIVE, epoch=reservation.epoch, text=f"as {reservation.holder}")
         fence = Fence(
             reservation, spark=spark, checkpoint_location=self._location, clock=self._clock
         )
-        progress = BatchProgress(reservation, lambda batch: self._batch(fence, batch))
-        heir: str | None = None
+        progress = BatchProgress(reservation, lambda batch: self._on_batch_done(fence, batch))
+        successor: str | None = None
         try:
             spark.streams.addListener(progress)
-            running = self._started(spark, fence, progress)
-            word = self._words.get()
-            heir = word.heir
-            if not self._end(running, fence, word):
+            running = self._start_query(spark, fence, progress)
+            report = self._reports.get()
+            successor = report.successor
+            if not self._end_query(running, fence, report):
                 return _TermOutcome(done=True)
             progress.catch_up(fence.last_batch)
-            return self._judged(word, fence, reservation, progress)
-        except (StoreError, LeaseLost) as error:  # of making the query: a sink could not be had
-            self._tell(StandbyState.FAILED, epoch=fence.epoch, text=str(error))
+            return self._outcome(report, fence, reservation, progress)
+        except (
+            StoreError,
+            LeaseLost,
+        ) as error:  # of building the query: a sink could not be opened
+            self._emit(StandbyState.FAILED, epoch=fence.epoch, text=str(error))
             return _TermOutcome(error=error)
         finally:
             with suppress(Exception):
                 spark.streams.removeListener(progress)
-            reservation.release(to=heir)
+            reservation.release(to=successor)
             with suppress(LeaseholdError):  # what a sink could not give back ends with it
                 fence.close()
 
-    def _started(self, spark: SparkSession, fence: Fence, progress: BatchProgress) -> RunningQuery:
-        """Make and start the query, and have its end reported.
-
-        Raises:
-            UsageError: that was no query, or one with another checkpoint; nothing runs any more.
-        """
+    def _start_query(
+        self, spark: SparkSession, fence: Fence, progress: BatchProgress
+    ) -> RunningQuery:
+        """Build and start the query, and have its end reported."""
         before = {each.runId for each in spark.streams.active}
         try:
-            query = _query(self._build(spark, fence))
+            query = _check_query(self._build(spark, fence))
             running, default = RunningQuery(query, fence), default_file_system(spark)
             running.check_location(canonical(self._location, default=default), default=default)
         except BaseException:
@@ -463,83 +454,80 @@ class Standby:
                 if started.runId not in before:
                     started.stop()
             raise
-        words = self._words
+        reports = self._reports
         progress.follow(str(query.runId))
-        running.watch(lambda error: words.put(_StateReport(why="ended", error=error)))
+        running.watch(lambda error: reports.put(_StateReport(why="ended", error=error)))
         return running
 
-    def _end(self, running: RunningQuery, fence: Fence, word: _StateReport) -> bool:
-        """See to it that nothing of the query runs any more, in time.
+    def _end_query(self, running: RunningQuery, fence: Fence, report: _StateReport) -> bool:
+        """Make sure that nothing of the query is running, in time.
 
-        False if it hangs, this driver is to leave, and the process may not be ended for it.
+        Return False if it hangs, this driver is to leave, and the process may not be ended for it.
         """
-        leaves = word.why == "stop" or (word.why == "asked" and word.heir is None)
+        leaves = report.why == "stop" or (report.why == "asked" and report.successor is None)
         until_s = self._clock.boottime_s() + self._drain_s
-        if word.why == "lost":
-            self._tell(StandbyState.LOST, epoch=fence.epoch, text=str(word.error))
-        elif word.why in {"stop", "asked"}:
-            if word.why == "asked":
-                to = f"go to {word.heir}" if word.heir else "leave"
-                self._tell(
+        if report.why == "lost":
+            self._emit(StandbyState.LOST, epoch=fence.epoch, text=str(report.error))
+        elif report.why in {"stop", "asked"}:
+            if report.why == "asked":
+                to = f"go to {report.successor}" if report.successor else "leave"
+                self._emit(
                     StandbyState.ASKED, epoch=fence.epoch, text=f"an operator wants it to {to}"
                 )
-            # A batch that is nearly done is not thrown away.
+            # A batch that is nearly done is not wasted.
             if not fence.idle(within_s=self._drain_s):
                 fence.give_up()
-        until_s = max(until_s, self._clock.boottime_s() + _SPARK_STOPS_S)
+        until_s = max(until_s, self._clock.boottime_s() + _MIN_SPARK_STOP_S)
 
-        def more_time() -> bool:
+        def has_time() -> bool:
             if self._clock.boottime_s() >= until_s:
                 fence.give_up()  # else it would be renewed for as long as the query hangs
             return fence.remaining() > timedelta(0)
 
-        if running.stop(more_time=more_time):
+        if running.stop(has_time=has_time):
             return True
         text = "the query has not stopped, and the lease is over"
 
-        def last_words() -> None:
-            self._tell(StandbyState.STUCK, epoch=fence.epoch, text=text)
+        def report_stuck() -> None:
+            self._emit(StandbyState.STUCK, epoch=fence.epoch, text=text)
             log.critical("%s: %s", self.name, text)
 
         if self._exit_when_stuck:
-            leave_stuck(last_words, within_s=_LAST_WORDS * self._lease.total_seconds())
-        last_words()
-        return running.stop(more_time=lambda: not (leaves or self._stopping.is_set()))
+            leave_stuck(report_stuck, within_s=_STUCK_REPORT_FRACTION * self._lease.total_seconds())
+        report_stuck()
+        return running.stop(has_time=lambda: not (leaves or self._stopping.is_set()))
 
-    def _judged(
-        self, word: _StateReport, fence: Fence, reservation: Reservation, progress: BatchProgress
+    def _outcome(
+        self, report: _StateReport, fence: Fence, reservation: Reservation, progress: BatchProgress
     ) -> _TermOutcome:
         epoch, batch, lost = fence.epoch, progress.last, reservation.why_lost
-        if lost == GIVEN_UP:  # by this driver itself, after the word
+        if lost == GIVEN_UP:  # by this driver itself, after the report
             lost = None
         progressed = batch is not None
-        if word.why == "stop" or (word.why == "asked" and word.heir is None):
-            self._tell(StandbyState.STOPPED, epoch=epoch, batch=batch)
+        if report.why == "stop" or (report.why == "asked" and report.successor is None):
+            self._emit(StandbyState.STOPPED, epoch=epoch, batch=batch)
             return _TermOutcome(done=True)
-        if word.why == "asked":
-            self._tell(StandbyState.STOPPED, epoch=epoch, batch=batch, text=f"for {word.heir}")
+        if report.why == "asked":
+            self._emit(
+                StandbyState.STOPPED, epoch=epoch, batch=batch, text=f"for {report.successor}"
+            )
             return _TermOutcome(progressed=progressed)
-        if word.why == "lost" or lost is not None:
-            if word.why != "lost":
-                self._tell(StandbyState.LOST, epoch=epoch, batch=batch, text=str(lost))
+        if report.why == "lost" or lost is not None:
+            if report.why != "lost":
+                self._emit(StandbyState.LOST, epoch=epoch, batch=batch, text=str(lost))
             return _TermOutcome(progressed=progressed)
-        if word.error is None:
-            self._tell(StandbyState.ENDED, epoch=epoch, batch=batch)
+        if report.error is None:
+            self._emit(StandbyState.ENDED, epoch=epoch, batch=batch)
             return _TermOutcome(done=True)
-        self._tell(StandbyState.FAILED, epoch=epoch, batch=batch, text=_first_line(word.error))
-        return _TermOutcome(error=word.error, progressed=progressed)
+        self._emit(StandbyState.FAILED, epoch=epoch, batch=batch, text=_first_line(report.error))
+        return _TermOutcome(error=report.error, progressed=progressed)
 
     def _pause_after(self, error: Exception, failures: int) -> None:
-        """Wait before the next attempt, or give up.
-
-        Raises:
-            UsageError: no restart could help: what was given can not work.
-            Exception: the error itself, if no restart could help or none is left.
-        """
-        wrong = wrong_use_in(error)
+        """Wait before the next attempt, or give up."""
+        wrong = usage_error_in(error)
         if wrong is not None:
-            raise wrong from None  # the page that Spark writes about it says no more
-        foreign = any(each in str(error) for each in _FOREIGN)
+            raise wrong from None  # Spark's long error text adds nothing
+        foreign = any(each in str(error) for each in _FOREIGN_WRITER_ERRORS)
         if foreign:
             log.error(
                 "%s: a driver that has not reserved it works on %s: end that one, or give it "
@@ -549,14 +537,14 @@ class Standby:
             )
         if foreign or failures > self._restarts:
             raise error
-        self._stopping.wait(_PAUSES.pause_s(failures, self._rng))
+        self._stopping.wait(_BACKOFF.pause_s(failures, self._rng))
 
-    # ------------------------------------------------------------ words
+    # ------------------------------------------------------------ events
 
-    def _batch(self, fence: Fence, batch: int) -> None:
-        self._tell(StandbyState.BATCH, epoch=fence.epoch, batch=batch)
+    def _on_batch_done(self, fence: Fence, batch: int) -> None:
+        self._emit(StandbyState.BATCH, epoch=fence.epoch, batch=batch)
 
-    def _tell(
+    def _emit(
         self, what: StandbyState, *, epoch: int = 0, batch: int | None = None, text: str = ""
     ) -> None:
         event = StandbyChanged(what=what, name=self.name, epoch=epoch, batch=batch, text=text)
@@ -583,18 +571,19 @@ def standby(
 ) -> None:
     """Run a query on one of several drivers; call this on each. Blocks until SIGTERM or Ctrl-C.
 
-    The second of these ends the process at once, with 128 and the number of the signal.
+    The second of these ends the process immediately, with 128 and the number of the signal.
 
-    ``build(spark, fence)`` makes the query, starts it and returns it; it is called each time this
-    driver comes to run it. ``spark``: a session, or what makes one; without it ``session(name)``.
-    ``restarts``: how often in a row a query that fails is started again, after growing pauses;
-    meanwhile another driver may have it. ``drain``: how long a stop waits for the batch under way;
-    after it the lease is renewed no more. ``exit_when_stuck``: end the process with code 75 if the
-    query does not stop before the lease ends; without it, that is only said.
+    ``build(spark, fence)`` builds the query, starts it and returns it; it is called each time this
+    driver becomes active. ``spark``: a session, or a function that makes one; by default
+    ``session(name)``. ``restarts``: how often in a row a failing query is started again, after
+    growing pauses; another driver may take it over in between. ``drain``: how long a stop waits for
+    the batch in progress; after that the lease is no longer renewed. ``exit_when_stuck``: end the
+    process with code 75 if the query does not stop before the lease ends; otherwise that is only
+    reported.
 
     Raises:
-        UsageError: what was given can not work.
-        StoreUnavailable, StoreUnusable: the store can not be asked, at the first attempt.
+        UsageError: the arguments cannot work.
+        StoreUnavailable, StoreUnusable: the store cannot be asked, at the first attempt.
         StreamingQueryException: the query failed, and failed again after all restarts.
     """
     driver = Standby(
@@ -609,11 +598,11 @@ def standby(
         exit_when_stuck=exit_when_stuck,
         on_event=on_event,
     )
-    with stopped_by_signals(driver.stop) as hold:
-        driver.run(ready=hold)  # Spark's own start takes Ctrl-C for itself
+    with stopped_by_signals(driver.stop) as install:
+        driver.run(ready=install)  # Spark's own start takes Ctrl-C for itself
 
 
-def _query(built: StreamingQuery) -> StreamingQuery:
+def _check_query(built: StreamingQuery) -> StreamingQuery:
     if not hasattr(built, "runId"):
         raise UsageError(
             f"build returned {built!r}: it must return the started query, the result of "
@@ -622,7 +611,7 @@ def _query(built: StreamingQuery) -> StreamingQuery:
     return built
 
 
-def _lost(reason: str) -> LeaseLost:
+def _lease_lost(reason: str) -> LeaseLost:
     return LeaseLost(f"the reservation is lost ({reason})", reason=reason)
 
 

@@ -1,13 +1,12 @@
-"""The data files of a Delta table, written by Spark's tasks. Nobody sees them before the commit.
+"""The data files of a Delta table, written by Spark's tasks and invisible before the commit.
 
-Each attempt of a task has its own file names. Spark hands back the files of one attempt for each
-task; what other attempts, failed jobs and killed executors leave is named nowhere, and swept later.
-What is handed back is complete and on the disk.
+Each attempt of a task has its own file names. Spark returns the files of one attempt for each task;
+the files of other attempts, failed jobs and killed executors are named nowhere, and swept later.
+Returned files are complete and synced.
 
-Statistics of a data file as Delta keeps them, from the footer of the Parquet file. Pure.
-
-Readers skip files by them, so a bound may be too wide and never too narrow. Text that is long, and
-numbers with a fraction (a NaN is above all bounds for Spark and in none for Parquet), have none.
+Readers skip files by their statistics, which come from the Parquet footer. A bound may be too wide
+and never too narrow. Long text, and numbers with a fraction (NaN is above all bounds for Spark and
+in none for Parquet), have none.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ import pyarrow.parquet as pq
 from pyspark import TaskContext
 
 from leasehold.errors import StoreUnavailable
-from leasehold.spark.reading import settle
-from leasehold.spark.sinks.directory import written_here
+from leasehold.spark.reading import freeze_garbage_collection
+from leasehold.spark.sinks.directory import volume_errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -34,12 +33,12 @@ if TYPE_CHECKING:
     from leasehold.spark.sinks.delta.storage import Storage
 
 _MAX_COLUMNS = 32
-_LONGEST_TEXT = 64
+_MAX_TEXT_CHARS = 64
 _MILLISECOND = timedelta(milliseconds=1)
 
 
 def stats_of(footer: Any) -> str:
-    """The statistics of the file with this footer, as JSON. ``footer``: a ``FileMetaData``."""
+    """Return the statistics of the file with this footer (a ``FileMetaData``), as JSON."""
     lows: dict[str, Any] = {}
     highs: dict[str, Any] = {}
     nulls: dict[str, int] = {}
@@ -67,7 +66,7 @@ def stats_of(footer: Any) -> str:
 
 
 def _flat_columns(footer: Any) -> Iterator[tuple[int, str]]:
-    """The first columns that are no part of another."""
+    """Yield the first columns that are not nested."""
     for index in range(min(footer.num_columns, _MAX_COLUMNS)):
         column = footer.schema.column(index)
         if column.path == column.name and column.max_repetition_level == 0:
@@ -79,24 +78,24 @@ def _order(value: Any) -> Any:
 
 
 def _bound(value: Any, *, up: bool) -> Any:
-    """The value as Delta writes it; None if it is of a kind that has no bound."""
+    """Return the value as Delta writes it; None if it is of a kind that has no bound."""
     match value:
         case bool():
             return None
         case int():
             return value
         case str():
-            return value if len(value) <= _LONGEST_TEXT else None
+            return value if len(value) <= _MAX_TEXT_CHARS else None
         case datetime():
-            return _moment(value, up=up)
+            return _timestamp_bound(value, up=up)
         case date():
             return value.isoformat()
         case _:
             return None
 
 
-def _moment(value: datetime, *, up: bool) -> str | None:
-    """Delta keeps milliseconds here: cut off below, rounded up above."""
+def _timestamp_bound(value: datetime, *, up: bool) -> str | None:
+    """Return milliseconds, as Delta keeps them: cut off below, rounded up above."""
     rest = timedelta(microseconds=value.microsecond % 1000)
     try:
         cut = value - rest + (_MILLISECOND if up and rest else timedelta(0))
@@ -115,13 +114,13 @@ _COMPRESSION, _LEVEL = "zstd", 1
 _GROUP_BYTES = 64 << 20
 _FILE_BYTES = 512 << 20
 _MAX_OPEN = 64
-_NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
-_ROW = "leasehold row"
+_NULL_DIRECTORY = "__HIVE_DEFAULT_PARTITION__"
+_ROW_NUMBER = "leasehold row"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataFile:
-    """A file that is written. ``cut``: the values of the columns that the table is cut by."""
+    """A written file. ``cut``: the values of the partitioning columns."""
 
     path: str
     size_bytes: int
@@ -132,72 +131,66 @@ class DataFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskWriter:
-    """What a task does with its rows; for ``mapInArrow``. Its answer is a line of JSON.
+    """What a task does with its rows; for ``mapInArrow``. Its result is a line of JSON.
 
-    ``required`` names columns that take no null. If there is one, the answer names the column: to
-    raise would only make Spark try again.
+    ``required`` names columns that take no null. If there is one, the result names the column: an
+    exception would only make Spark retry.
     """
 
-    place: Storage
+    storage: Storage
     token: str
     partition_by: tuple[str, ...]
     required: tuple[str, ...]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write all rows of the task."""
-        settle()
+        freeze_garbage_collection()
         task = TaskContext.get()
         number, attempt = (task.partitionId(), task.taskAttemptId()) if task else (0, 0)
         name = f"{PREFIX}{number:05d}-{self.token}-{attempt}"
-        yield _line(self.written(name, batches))
+        yield _result_row(self.write(name, batches))
 
-    def written(self, name: str, batches: Iterator[pa.RecordBatch]) -> str:
-        """Write the rows to files whose names begin with ``name``; the answer.
-
-        Raises:
-            VolumeUnusable: the directory can not be written here.
-            StoreUnavailable: nor can the bucket.
-        """
-        files = TaskFiles(self.place, name, self.partition_by)
+    def write(self, name: str, batches: Iterator[pa.RecordBatch]) -> str:
+        """Write the rows to files whose names begin with ``name``; return the result."""
+        files = TaskFiles(self.storage, name, self.partition_by)
         try:
             for batch in batches:
                 for column in self.required:
                     if batch.column(batch.schema.get_field_index(column)).null_count:
                         files.abandon()
                         return json.dumps({"refused": column})
-                with self._written():
+                with self._storage_errors():
                     files.add(batch)
-            with self._written():
+            with self._storage_errors():
                 return json.dumps({"files": [asdict(each) for each in files.finish()]})
         except BaseException:
             files.abandon()
             raise
 
     @contextmanager
-    def _written(self) -> Iterator[None]:
-        """Tell trouble with the place from trouble with the rows."""
-        if self.place.local is not None:
-            with written_here(self.place.name):
+    def _storage_errors(self) -> Iterator[None]:
+        """Distinguish failures of the storage from failures of the rows."""
+        if self.storage.local is not None:
+            with volume_errors(self.storage.name):
                 yield
             return
         try:
             yield
         except OSError as error:
             raise StoreUnavailable(
-                f"rows can not be written to {self.place.name} ({error}): look at the network and "
-                "the storage options; it is tried again"
+                f"rows can not be written to {self.storage.name} ({error}): look at the network "
+                "and the storage options; it is tried again"
             ) from error
 
 
 class TaskFiles:
-    """The files of one attempt of a task: one for each set of values that the table is cut by."""
+    """The files of one attempt of a task: one for each set of partition values."""
 
-    def __init__(self, place: Storage, name: str, partition_by: Sequence[str]) -> None:
-        """Nothing is written yet."""
-        self._place = place
-        self._disk = place.open_fs()
+    def __init__(self, storage: Storage, name: str, partition_by: Sequence[str]) -> None:
+        self._storage = storage
+        self._fs = storage.open_fs()
         self._name = name
-        self._by = tuple(partition_by)
+        self._partition_by = tuple(partition_by)
         self._waiting: list[pa.RecordBatch] = []
         self._waiting_bytes = 0
         self._open: dict[tuple[str | None, ...], _DeltaFile] = {}
@@ -214,10 +207,10 @@ class TaskFiles:
             self._flush()
 
     def finish(self) -> list[DataFile]:
-        """All files, complete and on the disk."""
+        """Return all files, complete and synced."""
         self._flush()
         self._close_all()
-        self._place.finish([each.path for each in self._done])
+        self._storage.finish([each.path for each in self._done])
         return self._done
 
     def abandon(self) -> None:
@@ -225,14 +218,14 @@ class TaskFiles:
         for each in self._open.values():
             with suppress(OSError, pa.ArrowException):
                 each.close()
-        self._place.remove(self._started)
+        self._storage.remove(self._started)
 
     def _flush(self) -> None:
         if not self._waiting:
             return
         table = pa.Table.from_batches(self._waiting)
         self._waiting, self._waiting_bytes = [], 0
-        for values, rows in _parts(table, self._by):
+        for values, rows in _split_by_values(table, self._partition_by):
             if values not in self._open and len(self._open) >= _MAX_OPEN:
                 self._close_all()
             file = self._open.get(values) or self._start(values, rows.schema)
@@ -241,13 +234,13 @@ class TaskFiles:
                 self._done.append(self._open.pop(values).close())
 
     def _start(self, values: tuple[str | None, ...], schema: pa.Schema) -> _DeltaFile:
-        cut = tuple(zip(self._by, values, strict=True))
-        directory = "".join(f"{name}={_escaped(value)}/" for name, value in cut)
+        cut = tuple(zip(self._partition_by, values, strict=True))
+        directory = "".join(f"{name}={_directory_value(value)}/" for name, value in cut)
         path = f"{directory}{self._name}-{len(self._started)}.{_COMPRESSION}.parquet"
         self._started.append(path)
-        if self._place.local is not None:
-            (self._place.local / directory).mkdir(parents=True, exist_ok=True)
-        file = _DeltaFile(path, cut, self._disk.open_output_stream(path), schema)
+        if self._storage.local is not None:
+            (self._storage.local / directory).mkdir(parents=True, exist_ok=True)
+        file = _DeltaFile(path, cut, self._fs.open_output_stream(path), schema)
         self._open[values] = file
         return file
 
@@ -289,47 +282,49 @@ class _DeltaFile:
         )
 
 
-def answers(lines: Iterable[str]) -> tuple[tuple[DataFile, ...], list[str]]:
-    """The files of all tasks, and the columns in which a null was refused."""
-    told = [json.loads(line) for line in lines]
-    files = [file for each in told for file in each.get("files", ())]
-    refused = {each["refused"] for each in told if "refused" in each}
+def parse_results(lines: Iterable[str]) -> tuple[tuple[DataFile, ...], list[str]]:
+    """Return the files of all tasks, and the columns in which a null was refused."""
+    results = [json.loads(line) for line in lines]
+    files = [file for each in results for file in each.get("files", ())]
+    refused = {each["refused"] for each in results if "refused" in each}
     return tuple(
         DataFile(**file | {"cut": tuple((name, value) for name, value in file["cut"])})
         for file in files
     ), sorted(refused)
 
 
-def _line(text: str) -> pa.RecordBatch:
-    """One row with the text. From its bytes: to convert an object, pyarrow imports pandas first."""
+def _result_row(text: str) -> pa.RecordBatch:
+    """Return one row with the text, from bytes: ``pa.array`` would import pandas."""
     data = text.encode("utf-8")
     ends = pa.py_buffer(struct.pack("<ii", 0, len(data)))
     array = pa.Array.from_buffers(pa.string(), 1, [None, ends, pa.py_buffer(data)])
     return pa.RecordBatch.from_arrays([array], ["written"])
 
 
-def _parts(
+def _split_by_values(
     table: pa.Table, by: tuple[str, ...]
 ) -> Iterator[tuple[tuple[str | None, ...], pa.Table]]:
-    """The rows for each set of values; the columns they come from are not in the files."""
+    """Yield the rows for each set of values; the partitioning columns are not in the files."""
     if not by:
         yield (), table
         return
-    numbered = table.select(by).append_column(_ROW, pa.array(range(table.num_rows), pa.int64()))
-    groups = numbered.group_by(list(by)).aggregate([(_ROW, "list")])
+    numbered = table.select(by).append_column(
+        _ROW_NUMBER, pa.array(range(table.num_rows), pa.int64())
+    )
+    groups = numbered.group_by(list(by)).aggregate([(_ROW_NUMBER, "list")])
     rest = table.drop_columns(list(by))
     for group in range(groups.num_rows):
-        values = tuple(_text(groups.column(name)[group].as_py()) for name in by)
-        rows = groups.column(f"{_ROW}_list")[group].values
+        values = tuple(_partition_text(groups.column(name)[group].as_py()) for name in by)
+        rows = groups.column(f"{_ROW_NUMBER}_list")[group].values
         yield values, rest.take(rows)
 
 
-def _text(value: Any) -> str | None:
-    """A value as Delta writes it. Delta knows no empty text here: it is a null."""
+def _partition_text(value: Any) -> str | None:
+    """Return a value as Delta writes it. Delta writes empty text as null here."""
     if isinstance(value, bool):
         return str(value).lower()
     return None if value is None or value == "" else str(value)
 
 
-def _escaped(value: str | None) -> str:
-    return _NO_VALUE if value is None else quote(value, safe="")
+def _directory_value(value: str | None) -> str:
+    return _NULL_DIRECTORY if value is None else quote(value, safe="")

@@ -1,24 +1,19 @@
-"""Epochs and positions that were set before there is a table to keep them.
+"""The rules of a Delta sink: positions and epochs, tables and columns that fit, early fences.
 
-A Delta table needs columns, and they are known only with the first batch; a partition is fenced
-before that. Until then each fence is a small file in ``_leasehold/fences`` beside the log. Of the
-files of a partition the one with the highest epoch counts, and of these the newest.
+**Positions.** Two application transactions keep a partition: ``leasehold:<group>/<partition>`` has
+the position as its version, and the same with ``#epoch`` the epoch. Every commit and every fence
+writes the second, so of two that were checked against the same version only one succeeds.
 
-Whoever writes such a file looks for the table afterwards, and fences in the table too if it is
-there. Whoever sees the table for the first time reads the files afterwards. So a fence that has
-returned is known to everybody who can commit, however the two meet.
+**Columns.** The schema of a Delta table is written as Spark writes its own, so the two are compared
+as Spark types. Columns are matched by name, in any order. A table that is created here takes nulls
+everywhere: nullability in Spark depends on how a column was computed.
 
-Which rows fit a Delta table, and which tables this sink can write to. Pure.
-
-The schema of a Delta table is written as Spark writes its own, so the two are compared as Spark
-types. Columns are matched by name, in any order. A table that we make takes nulls everywhere: what
-Spark says of nulls depends on how a column was computed, not on what it means.
-
-Where the partitions of a group stand in a Delta table, and what may be committed. Pure.
-
-Two application transactions keep a partition: ``leasehold:<group>/<partition>`` has the position as
-its version, and the same with ``#epoch`` the epoch. Every commit and every fence writes the second,
-so of two that were judged on the same version of the table only one gets through.
+**Fences before the table.** A Delta table needs columns, known only with the first batch; a
+partition is fenced before that. Until then each fence is a small file in ``_leasehold/fences``
+beside the log. Of the files of a partition the one with the highest epoch counts, and of these the
+newest. A writer of such a file then checks for the table, and fences in the table too if it exists;
+a process that sees the table for the first time then reads the files. So a fence that has returned
+is known to every process that can commit.
 """
 
 from __future__ import annotations
@@ -42,7 +37,7 @@ if TYPE_CHECKING:
     from leasehold.spark.sinks.delta.storage import Storage
     from leasehold.spark.sinks.port import Batch
 
-_KEEPABLE = (
+_STORABLE = (
     t.BinaryType,
     t.BooleanType,
     t.ByteType,
@@ -66,8 +61,8 @@ _PARTITIONABLE = (
     t.ShortType,
     t.StringType,
 )
-_NOT_IN_NAMES = " ,;{}()\n\t="
-_CHECKED_BY_OTHERS = (
+_INVALID_NAME_CHARS = " ,;{}()\n\t="
+_COLUMN_RULES = (
     "delta.generationExpression",
     "delta.identity.start",
     "delta.invariants",
@@ -83,12 +78,8 @@ def refuse_unfit_table(
     settings: Mapping[str, str | None],
     partition_by: Sequence[str] = (),
 ) -> None:
-    """Let pass only a table whose rules we keep.
-
-    Raises:
-        SinkUnfit: it has rules that we do not keep; the message names all of them.
-    """
-    reasons = [*_reasons(schema, settings), *_reasons_cut(schema, partition_by)]
+    """Refuse a table with rules that this sink does not enforce."""
+    reasons = [*_table_reasons(schema, settings), *_partitioning_reasons(schema, partition_by)]
     if reasons:
         raise SinkUnfit(
             f"{sink} can not be written to: {'; '.join(reasons)}. Nothing was written. Change the "
@@ -97,11 +88,7 @@ def refuse_unfit_table(
 
 
 def refuse_unfit_rows(sink: str, rows: t.StructType, table: t.StructType) -> None:
-    """Let pass only rows whose columns are those of the table.
-
-    Raises:
-        SinkUnfit: they are not; the message names each difference.
-    """
+    """Refuse rows whose columns are not those of the table."""
     found = list(differences(rows, table))
     if found:
         raise SinkUnfit(
@@ -111,7 +98,7 @@ def refuse_unfit_rows(sink: str, rows: t.StructType, table: t.StructType) -> Non
 
 
 def differences(rows: t.StructType, table: t.StructType) -> Iterator[str]:
-    """Each difference, in words."""
+    """Yield each difference as text."""
     have = {each.name: each for each in rows}
     want = {each.name: each for each in table}
     for name, field in want.items():
@@ -119,8 +106,8 @@ def differences(rows: t.StructType, table: t.StructType) -> Iterator[str]:
             yield f"column {name} ({field.dataType.simpleString()}) is missing"
         elif not _fits(have[name].dataType, field.dataType):
             yield (
-                f"column {name} is {_words(have[name].dataType)} in the rows and "
-                f"{_words(field.dataType)} in the table"
+                f"column {name} is {_type_text(have[name].dataType)} in the rows and "
+                f"{_type_text(field.dataType)} in the table"
             )
     for name, field in have.items():
         if name not in want:
@@ -128,12 +115,8 @@ def differences(rows: t.StructType, table: t.StructType) -> Iterator[str]:
 
 
 def refuse_unfit_new(sink: str, rows: t.StructType, partition_by: Sequence[str]) -> None:
-    """Let pass only columns that a new table can have.
-
-    Raises:
-        SinkUnfit: it can not; the message names each reason.
-    """
-    reasons = list(_reasons_new(rows, partition_by))
+    """Refuse columns that a new table cannot have."""
+    reasons = list(_new_table_reasons(rows, partition_by))
     if reasons:
         raise SinkUnfit(
             f"no table with these columns can be made at {sink}: {'; '.join(reasons)}. Nothing "
@@ -142,7 +125,7 @@ def refuse_unfit_new(sink: str, rows: t.StructType, partition_by: Sequence[str])
 
 
 def nullable(kind: t.DataType) -> t.DataType:
-    """The same type, with nulls allowed everywhere, and without comments."""
+    """Return the same type, with nulls allowed everywhere, and without comments."""
     if isinstance(kind, t.StructType):
         return all_nullable(kind)
     if isinstance(kind, t.ArrayType):
@@ -153,21 +136,21 @@ def nullable(kind: t.DataType) -> t.DataType:
 
 
 def columns_of(table: DeltaTable) -> t.StructType:
-    """The columns of a table, as Spark types."""
+    """Return the columns of a table, as Spark types."""
     return t.StructType.fromJson(json.loads(table.schema().to_json()))
 
 
 def all_nullable(columns: t.StructType) -> t.StructType:
-    """The same columns, with nulls allowed everywhere, and without comments."""
+    """Return the same columns, with nulls allowed everywhere, and without comments."""
     return t.StructType([t.StructField(each.name, nullable(each.dataType)) for each in columns])
 
 
 def required(table: t.StructType) -> tuple[str, ...]:
-    """The columns that take no null."""
+    """Return the columns that take no null."""
     return tuple(each.name for each in table if not each.nullable)
 
 
-def _reasons(schema: t.StructType, settings: Mapping[str, str | None]) -> Iterator[str]:
+def _table_reasons(schema: t.StructType, settings: Mapping[str, str | None]) -> Iterator[str]:
     if _RETENTION in settings:
         yield (
             f"{_RETENTION} is set, so the table forgets how far each partition was written, and "
@@ -179,13 +162,13 @@ def _reasons(schema: t.StructType, settings: Mapping[str, str | None]) -> Iterat
     if checks:
         yield f"it has rules for rows that this sink does not check ({', '.join(checks)})"
     for field in schema:
-        rules = [rule for rule in _CHECKED_BY_OTHERS if rule in field.metadata]
+        rules = [rule for rule in _COLUMN_RULES if rule in field.metadata]
         if rules:
             yield f"column {field.name} is computed or checked by the table ({', '.join(rules)})"
 
 
-def _reasons_cut(schema: t.StructType, partition_by: Sequence[str]) -> Iterator[str]:
-    """Values of other types would not be in the names of directories as Delta has them."""
+def _partitioning_reasons(schema: t.StructType, partition_by: Sequence[str]) -> Iterator[str]:
+    """Yield partitioning columns whose values would differ from Delta's directory names."""
     for name in partition_by:
         if not isinstance(schema[name].dataType, _PARTITIONABLE):
             yield (
@@ -194,16 +177,19 @@ def _reasons_cut(schema: t.StructType, partition_by: Sequence[str]) -> Iterator[
             )
 
 
-def _reasons_new(rows: t.StructType, partition_by: Sequence[str]) -> Iterator[str]:
+def _new_table_reasons(rows: t.StructType, partition_by: Sequence[str]) -> Iterator[str]:
     if not rows.fields:
         yield "there are none"
     names = [each.name.lower() for each in rows]
     for field in rows:
         if names.count(field.name.lower()) > 1:
             yield f"column {field.name} is there twice (upper and lower case are the same)"
-        if not field.name or set(field.name) & set(_NOT_IN_NAMES):
-            yield f"column {field.name!r} has one of the characters {_NOT_IN_NAMES!r}, or no name"
-        if not _keepable(field.dataType):
+        if not field.name or set(field.name) & set(_INVALID_NAME_CHARS):
+            yield (
+                f"column {field.name!r} has one of the characters {_INVALID_NAME_CHARS!r}, or "
+                "no name"
+            )
+        if not _is_storable(field.dataType):
             yield f"column {field.name} is {field.dataType.simpleString()}, which Delta lacks"
     for name in partition_by:
         if name not in rows.fieldNames():
@@ -217,18 +203,18 @@ def _reasons_new(rows: t.StructType, partition_by: Sequence[str]) -> Iterator[st
         yield "partition_by names all columns, so that none is left for the files"
 
 
-def _keepable(kind: t.DataType) -> bool:
+def _is_storable(kind: t.DataType) -> bool:
     if isinstance(kind, t.StructType):
-        return all(_keepable(each.dataType) for each in kind)
+        return all(_is_storable(each.dataType) for each in kind)
     if isinstance(kind, t.ArrayType):
-        return _keepable(kind.elementType)
+        return _is_storable(kind.elementType)
     if isinstance(kind, t.MapType):
-        return _keepable(kind.keyType) and _keepable(kind.valueType)
-    return isinstance(kind, _KEEPABLE)
+        return _is_storable(kind.keyType) and _is_storable(kind.valueType)
+    return isinstance(kind, _STORABLE)
 
 
 def _fits(rows: t.DataType, table: t.DataType) -> bool:
-    """Whether the values can be stored as they are. A null deep inside can not be looked for."""
+    """Return whether the values can be stored unchanged. Nested nulls cannot be checked."""
     if isinstance(rows, t.StructType) and isinstance(table, t.StructType):
         return rows.fieldNames() == table.fieldNames() and all(
             _fits(a.dataType, b.dataType) and (b.nullable or not a.nullable)
@@ -247,39 +233,39 @@ def _fits(rows: t.DataType, table: t.DataType) -> bool:
     return rows == table
 
 
-def _words(kind: t.DataType) -> str:
-    """A type for people; nested ones with what they say of nulls."""
+def _type_text(kind: t.DataType) -> str:
+    """Return a type as text; nested ones with their nullability."""
     if isinstance(kind, t.StructType | t.ArrayType | t.MapType):
         return json.dumps(kind.jsonValue())
     return kind.simpleString()
 
 
-_NOWHERE = -1  # a position that was taken back: a transaction can not be deleted
+_NO_POSITION = -1  # a position that was withdrawn: a transaction cannot be deleted
 
 
 def position_id(group: str, partition: str) -> str:
-    """The application id whose version is the position."""
+    """Return the application id whose version is the position."""
     return f"leasehold:{quote(group, safe='/')}/{quote(partition, safe='')}"
 
 
 def epoch_id(group: str, partition: str) -> str:
-    """The application id whose version is the epoch."""
+    """Return the application id whose version is the epoch."""
     return f"{position_id(group, partition)}#epoch"
 
 
 def group_id(group: str) -> str:
-    """The application id that is set once a group has written to the table."""
+    """Return the application id that is set once a group has written to the table."""
     return f"leasehold:{quote(group, safe='/')}#group"
 
 
-def combined(
+def known_position(
     group: str, partition: str, version_of: Callable[[str], int | None], before: SinkPosition
 ) -> SinkPosition:
-    """What is known of a partition: by the table, and by what was fenced ``before`` it was made."""
+    """Return what is known of a partition, by the table and by fences ``before`` it existed."""
     position = version_of(position_id(group, partition))
     epoch = version_of(epoch_id(group, partition))
     return SinkPosition(
-        position=before.position if position is None else _known(position),
+        position=before.position if position is None else _position_or_none(position),
         epoch=max(epoch or 0, before.epoch),
     )
 
@@ -287,11 +273,11 @@ def combined(
 def transactions(
     group: str, places: Mapping[str, SinkPosition], *, epochs_only: bool
 ) -> dict[str, int]:
-    """What to write so that the partitions stand there."""
+    """Return the transactions that set these positions."""
     written = {epoch_id(group, name): place.epoch for name, place in places.items()}
     if not epochs_only:
         for name, place in places.items():
-            at = _NOWHERE if place.position is None else place.position
+            at = _NO_POSITION if place.position is None else place.position
             written[position_id(group, name)] = at
     return written
 
@@ -299,11 +285,7 @@ def transactions(
 def refuse_older_epochs(
     sink: str, now: Mapping[str, SinkPosition], epochs: Mapping[str, int]
 ) -> None:
-    """Let pass only those whose epochs are not below what the table knows.
-
-    Raises:
-        FencedWrite: one of them is; it names the partition.
-    """
+    """Refuse epochs below those that the table knows."""
     for partition, epoch in epochs.items():
         if now[partition].epoch > epoch:
             raise FencedWrite(
@@ -317,14 +299,10 @@ def refuse_older_epochs(
             )
 
 
-def refuse_lost(
+def refuse_forgotten(
     sink: str, now: Mapping[str, SinkPosition], seen: Mapping[str, SinkPosition]
 ) -> None:
-    """Let pass only a table that knows at least what it has told before.
-
-    Raises:
-        SinkChanged: it has forgotten an epoch or a position.
-    """
+    """Refuse a table that has forgotten an epoch or a position."""
     for partition, before in seen.items():
         lost = before.position is not None and now[partition].position is None
         if lost or now[partition].epoch < before.epoch:
@@ -337,18 +315,14 @@ def refuse_lost(
             )
 
 
-def done_before(sink: str, batch: Batch, now: Mapping[str, SinkPosition]) -> bool:
-    """Whether the batch is in the table already; False if it may be committed.
-
-    Raises:
-        SinkChanged: it is neither in the table nor the next in line.
-    """
-    shares = [(each, now[each.range.partition]) for each in batch.shares]
-    if shares and all(
-        at.position == each.range.end and at.epoch == each.epoch for each, at in shares
+def is_committed(sink: str, batch: Batch, now: Mapping[str, SinkPosition]) -> bool:
+    """Return whether the batch is in the table already; False if it may be committed."""
+    parts = [(each, now[each.range.partition]) for each in batch.shares]
+    if parts and all(
+        at.position == each.range.end and at.epoch == each.epoch for each, at in parts
     ):
         return True
-    for each, at in shares:
+    for each, at in parts:
         if at.position is not None and at.position != each.range.start:
             raise SinkChanged(
                 f"the batch {batch.label} starts at {each.range.start} in partition "
@@ -360,36 +334,31 @@ def done_before(sink: str, batch: Batch, now: Mapping[str, SinkPosition]) -> boo
     return False
 
 
-def _known(position: int) -> int | None:
-    return None if position == _NOWHERE else position
+def _position_or_none(position: int) -> int | None:
+    return None if position == _NO_POSITION else position
 
 
 _SUFFIX = ".json"
 
 
 class Fences:
-    """The files of one table. ``token`` gives names that nobody has used."""
+    """The fence files of one table. ``token`` returns unused names."""
 
     def __init__(self, place: Storage, token: Callable[[], str]) -> None:
-        """Nothing is read yet."""
-        self._place = place
+        self._storage = place
         self._token = token
         self._known: dict[tuple[str, str], SinkPosition] = {}
         self._count: dict[tuple[str, str], int] = {}
 
     def of(self, group: str, partition: str) -> SinkPosition:
-        """What the last ``read`` found of a partition."""
+        """Return what the last ``read`` found of a partition."""
         return self._known.get((group, partition), SinkPosition())
 
     def read(self) -> None:
-        """Read all files.
-
-        Raises:
-            StoreUnusable: one of them is damaged.
-        """
+        """Read all files."""
         best: dict[tuple[str, str], tuple[int, int]] = {}
         known: dict[tuple[str, str], SinkPosition] = {}
-        for name in self._place.names(FENCES):
+        for name in self._storage.names(FENCES):
             if not name.endswith(_SUFFIX):
                 continue  # not finished: its writer was killed, or writes on
             key, order, position = self._one(name)
@@ -400,7 +369,7 @@ class Fences:
         self._count = {key: count for key, (_, count) in best.items()}
 
     def write(self, group: str, places: Mapping[str, SinkPosition]) -> None:
-        """Keep these from now on; a file of a lower epoch changes nothing."""
+        """Store these; a file of a lower epoch changes nothing."""
         for partition, place in places.items():
             key = (group, partition)
             count = self._count.get(key, 0) + 1
@@ -415,7 +384,7 @@ class Fences:
                     "count": count,
                 }
             )
-            self._place.write_new(
+            self._storage.write_new(
                 f"{FENCES}/{name}-{place.epoch:020d}-{count:06d}{_SUFFIX}",
                 text.encode(),
                 temporary=f"{FENCES}/{self._token()}.tmp",
@@ -423,15 +392,15 @@ class Fences:
 
     def _one(self, name: str) -> tuple[tuple[str, str], tuple[int, int], int | None]:
         try:
-            told = json.loads(self._place.read(f"{FENCES}/{name}") or b"")
-            position = told["position"]
+            fields = json.loads(self._storage.read(f"{FENCES}/{name}") or b"")
+            position = fields["position"]
             return (
-                (str(told["group"]), str(told["partition"])),
-                (int(told["epoch"]), int(told["count"])),
+                (str(fields["group"]), str(fields["partition"])),
+                (int(fields["epoch"]), int(fields["count"])),
                 None if position is None else int(position),
             )
         except (ValueError, KeyError, TypeError) as error:
             raise StoreUnusable(
-                f"{self._place.name}/{FENCES}/{name} is damaged ({error!r}): it says who may "
+                f"{self._storage.name}/{FENCES}/{name} is damaged ({error!r}): it says who may "
                 "write to the table. Restore it, or stop all drivers and delete it"
             ) from error

@@ -1,8 +1,8 @@
-"""The place of a Delta table: a directory of this machine, or a bucket by its URI.
+"""The storage of a Delta table: a directory of this machine, or a bucket by its URI.
 
-All paths are relative to the table. What ``write_new`` and ``finish`` have returned from is on
-the disk, its name too. Buckets are reached through ``deltalake`` with the options of the table, on
-executors as well; their puts are durable when they return.
+All paths are relative to the table. When ``write_new`` and ``finish`` return, file and name are
+synced. Buckets are reached through ``deltalake`` with the options of the table, on executors as
+well; their puts are durable when they return.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pyarrow import fs
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """Where a table lies. It can be sent to executors; the options may hold secrets."""
+    """The location of a table. It can be sent to executors; the options may hold secrets."""
 
     uri: str
     options: tuple[tuple[str, str], ...] = field(default=(), repr=False)
@@ -33,7 +33,7 @@ class Storage:
 
     @property
     def name(self) -> str:
-        """For people: without a user, a password or a query in it."""
+        """The display name, without a user, a password or a query."""
         if self.local is not None:
             return self.uri
         parts = urlsplit(self.uri)
@@ -45,13 +45,13 @@ class Storage:
         return dict(self.options) or None
 
     def open_fs(self) -> Any:
-        """A file system whose root is the table."""
+        """Return a file system whose root is the table."""
         if self.local is not None:
             return fs.SubTreeFileSystem(self.uri, fs.LocalFileSystem())
         return fs.PyFileSystem(DeltaStorageHandler(self.uri, self.settings))
 
     def read(self, path: str) -> bytes | None:
-        """The whole file; None if there is none."""
+        """Return the whole file; None if there is none."""
         if self.local is not None:
             try:
                 return (self.local / path).read_bytes()
@@ -64,7 +64,7 @@ class Storage:
             return None
 
     def stamp(self, path: str) -> tuple[int, ...] | None:
-        """Numbers that change when the file is replaced; None if there is no such file."""
+        """Return numbers that change when the file is replaced; None if it does not exist."""
         if self.local is not None:
             try:
                 found = (self.local / path).stat()
@@ -75,7 +75,7 @@ class Storage:
         return None if info.type == fs.FileType.NotFound else (info.size, info.mtime_ns or 0)
 
     def names(self, directory: str) -> list[str]:
-        """The names of the files in a directory, sorted; none if there is no such directory."""
+        """Return the sorted file names of a directory; none if it does not exist."""
         if self.local is not None:
             try:
                 return sorted(each.name for each in (self.local / directory).iterdir())
@@ -98,7 +98,7 @@ class Storage:
         self._sync_directories(made.parent)
 
     def finish(self, paths: list[str]) -> None:
-        """Bring files that are written and closed to the disk, with their names."""
+        """Sync files that are written and closed, with their names."""
         if self.local is None:
             return
         for path in paths:
@@ -107,13 +107,13 @@ class Storage:
             self._sync_directories(directory)
 
     def finish_root(self) -> None:
-        """Bring the name of the table itself to the disk, where we may."""
+        """Sync the name of the table itself, if permitted."""
         if self.local is not None:
             with suppress(OSError):
                 _sync(self.local.parent)
 
     def _sync_directories(self, lowest: Path) -> None:
-        """The directory, and those above it up to the table: any of them may be new."""
+        """Sync the directory, and those above it up to the table: any of them may be new."""
         at = lowest
         while True:
             _sync(at)
@@ -122,7 +122,7 @@ class Storage:
             at = at.parent
 
     def remove(self, paths: list[str]) -> None:
-        """Delete what is there of these files; those that can not be deleted stay."""
+        """Delete these files; those that are missing or cannot be deleted are skipped."""
         disk = self.open_fs()
         for path in paths:
             try:
@@ -131,8 +131,8 @@ class Storage:
                 continue
 
 
-def storage(path: str | os.PathLike[str], options: dict[str, str] | None) -> Storage:
-    """The storage of a path, or of a URI such as ``s3://bucket/table``."""
+def storage_at(path: str | os.PathLike[str], options: dict[str, str] | None) -> Storage:
+    """Return the storage of a path, or of a URI such as ``s3://bucket/table``."""
     text = os.fspath(path)
     if text.startswith("file://"):
         text = url2pathname(urlsplit(text).path)

@@ -1,20 +1,16 @@
-"""The log of a Delta table as one process knows it, and commits that rest on exactly that.
+"""The log of a Delta table as one process knows it, commits to it, and reads of one version.
 
-``refresh`` brings the knowledge up to date; what ``version_of`` says belongs to this version of the
-table, and ``write`` commits from the version that its caller has judged and from no other: if
-``refresh`` has gone on meanwhile, or somebody else has written one of the same application ids, it
-raises ``Conflict`` and nothing was written. Commits of others are no hindrance.
-
-A table that was deleted, made anew, put back from a copy, restored or overwritten as a whole is
-told from one that has only gone on: ``SinkChanged``.
-
-What the log of a Delta table tells: whose commit each version is, and what it moved.
+``refresh`` reads new versions; ``version_of`` is about the known version, and ``write`` commits
+from the version that its caller has checked and from no other: if ``refresh`` has read on in the
+meantime, or another process has written one of the same application ids, it raises ``Conflict`` and
+nothing was written. Other commits do not conflict. A table that was deleted, recreated, put back
+from a copy, restored or overwritten as a whole is recognised: ``SinkChanged``.
 
 Our commits carry one line of JSON under ``leasehold`` in their commit information: what was done,
-for which group, and on which version it was judged. They are read from the table's own log, which
-reaches as far back as ``delta.logRetentionDuration`` says (30 days unless set).
+for which group, and on which version it was checked. They are read from the table's own log, which
+reaches as far back as ``delta.logRetentionDuration`` (30 days unless set).
 
-Reading one version of a Delta table with Spark alone, without the jar of Delta.
+``read_delta`` reads one version with Spark alone, without the jar of Delta.
 """
 
 from __future__ import annotations
@@ -35,9 +31,9 @@ from deltalake.exceptions import (
 from pyspark.sql.types import StructType
 
 from leasehold.errors import LeaseholdError, SinkChanged, SinkUnfit, StoreUnavailable, UsageError
-from leasehold.spark.ranges import Range
+from leasehold.spark.reading import Range
 from leasehold.spark.sinks.delta.rules import all_nullable, columns_of, refuse_unfit_table
-from leasehold.spark.sinks.delta.storage import storage
+from leasehold.spark.sinks.delta.storage import storage_at
 from leasehold.spark.sinks.port import Commit
 
 if TYPE_CHECKING:
@@ -50,8 +46,8 @@ if TYPE_CHECKING:
     from leasehold.spark.sinks.delta.storage import Storage
     from leasehold.spark.sinks.port import Batch
 
-# Said by deltalake when a version that is there stands against the commit. That version may be the
-# commit itself: the storage layer tries again by itself after an answer that was lost.
+# deltalake reports these when an existing version conflicts with the commit. That may be the
+# commit itself: the storage layer retries on its own after a lost answer.
 _REFUSALS = (
     "Commit failed: a concurrent transaction",
     "Concurrent transaction failed",
@@ -61,10 +57,9 @@ _REFUSALS = (
 
 
 class Conflict(Exception):
-    """Somebody else was first: judge again. ``certain``: nothing was written, beyond doubt."""
+    """Another process was first: check again. ``certain``: nothing was written, beyond doubt."""
 
     def __init__(self, message: str, *, certain: bool) -> None:
-        """Keep whether it is beyond doubt."""
         super().__init__(message)
         self.certain = certain
 
@@ -73,8 +68,7 @@ class DeltaLog:
     """The log of one table. One thread at a time."""
 
     def __init__(self, place: Storage) -> None:
-        """Nothing is read yet."""
-        self._place = place
+        self._storage = place
         self._name = f"delta:{place.name}"
         self._table: DeltaTable | None = None
         self._id = ""
@@ -84,29 +78,23 @@ class DeltaLog:
         self._transactions: dict[str, int | None] = {}
         self._scanned_from = 0
         self._replaced: tuple[int, str] | None = None
-        self._judged: dict[str, int] = {}
+        self._judged_versions: dict[str, int] = {}
         self.schema = StructType()
         self.partition_by: tuple[str, ...] = ()
 
     @property
     def version(self) -> int:
-        """The version of the table that is known; -1 if there is no table."""
+        """The known version of the table; -1 if there is no table."""
         return self._version
 
     def refresh(self) -> bool:
-        """Read what is new; False if there is no table, and never was one.
-
-        Raises:
-            SinkUnfit: the table has rules that we do not keep.
-            SinkChanged: it is not the table that it was.
-            StoreUnavailable: it can not be read.
-        """
+        """Read what is new; return False if there is no table, and never was one."""
         if self._unsynced is not None:
             self._sync(self._unsynced)
         try:
             if self._table is not None and self._same_file():
                 self._table.update_incremental()
-                self._follow(self._table)
+                self._read_new_versions(self._table)
             else:
                 self._open()
         except LeaseholdError:
@@ -131,7 +119,7 @@ class DeltaLog:
         return True
 
     def version_of(self, app_id: str) -> int | None:
-        """The version of an application id in the version of the table that is known."""
+        """Return the version of an application id in the known version of the table."""
         if self._table is None:
             return None
         if app_id not in self._transactions:
@@ -139,18 +127,14 @@ class DeltaLog:
         return self._transactions[app_id]
 
     def refuse_replaced(self, group: str) -> None:
-        """Let pass only a table whose rows nobody has replaced since the group last wrote to it.
-
-        Raises:
-            SinkChanged: it was restored or overwritten as a whole.
-        """
-        while self._scanned_from > max(self._judged.get(group, -1) + 1, 0):
-            found = entry(self._place, self._scanned_from - 1)
+        """Refuse a table whose rows were replaced since the group last wrote to it."""
+        while self._scanned_from > max(self._judged_versions.get(group, -1) + 1, 0):
+            found = read_version(self._storage, self._scanned_from - 1)
             if found is None:
                 break  # older than the log reaches
             self._scanned_from -= 1
-            self._note(found)
-        if self._replaced is not None and self._replaced[0] > self._judged.get(group, -1):
+            self._record_version(found)
+        if self._replaced is not None and self._replaced[0] > self._judged_versions.get(group, -1):
             version, how = self._replaced
             raise SinkChanged(
                 f"version {version} of {self._name} has put other rows in place of all rows "
@@ -160,19 +144,15 @@ class DeltaLog:
             )
 
     def create(self, schema: StructType, partition_by: Sequence[str]) -> None:
-        """Make the table, without rows. That somebody else was first is no error.
-
-        Raises:
-            StoreUnavailable: it could not be made.
-        """
+        """Create the table, without rows. If another process was first, that is not an error."""
         columns = Schema.from_json(json.dumps(all_nullable(schema).jsonValue()))
         try:
             DeltaTable.create(
-                self._place.uri,
+                self._storage.uri,
                 columns,
                 mode="error",
                 partition_by=list(partition_by),
-                storage_options=self._place.settings,
+                storage_options=self._storage.settings,
             )
         except (DeltaError, OSError) as error:
             if not self.refresh():
@@ -181,30 +161,25 @@ class DeltaLog:
                     "the place; it is tried again"
                 ) from error
         self._sync(0)
-        self._place.finish_root()
+        self._storage.finish_root()
 
     def write(
         self,
         actions: list[AddAction],
         transactions: Mapping[str, int],
-        mark: dict[str, Any],
+        commit_info: dict[str, Any],
         *,
         on: int,
     ) -> None:
-        """Commit from version ``on``, which was judged.
-
-        Raises:
-            Conflict: somebody else was first, or another version is known by now.
-            StoreUnavailable: unknown whether it was done.
-        """
-        table = self._known()
+        """Commit from version ``on``, which was checked."""
+        table = self._open_table()
         if table.version() != on:
-            # Delta looks for conflicts only after the version it starts from: what came between
+            # Delta checks for conflicts only after the version it starts from: versions in between
             # would be passed over.
             text = f"version {on} was judged, and version {table.version()} is known"
             raise Conflict(text, certain=True)
         properties = CommitProperties(
-            custom_metadata=mark,
+            custom_metadata=commit_info,
             app_transactions=[Transaction(key, value) for key, value in transactions.items()],
         )
         try:
@@ -229,46 +204,46 @@ class DeltaLog:
         self._sync(self._version + 1)
 
     def paths(self) -> set[str]:
-        """All data files that any version names which the log still has."""
-        return {path for found in entries(self._place) for path in found.paths}
+        """Return all data files that any version in the log names."""
+        return {path for found in read_versions(self._storage) for path in found.paths}
 
     def _may_name(self, paths: Sequence[str], *, after: int) -> bool:
-        """Whether a version after that one names any of these files; True if it can not be told.
+        """Return whether a later version names any of these files; True if that is unknown.
 
-        At least one version must be there: without its file nothing can be told.
+        At least one version must exist: without its file nothing is known.
         """
         wanted = set(paths)
         try:
-            found = entry(self._place, after + 1)
+            found = read_version(self._storage, after + 1)
             if found is None:
                 return True
             while found is not None and wanted.isdisjoint(map(unquote, found.paths)):
-                found = entry(self._place, found.version + 1)
+                found = read_version(self._storage, found.version + 1)
         except (OSError, ValueError):
             return True
         return found is not None
 
     def unreferenced(self, hours: int) -> list[str]:
-        """The files that the table does not need and that are older, as deltalake sees it."""
-        return self._known().vacuum(
+        """Return the older files that the table does not need, according to deltalake."""
+        return self._open_table().vacuum(
             retention_hours=hours, dry_run=True, enforce_retention_duration=False, full=True
         )
 
-    def _known(self) -> DeltaTable:
+    def _open_table(self) -> DeltaTable:
         if self._table is None:
             raise RuntimeError("refresh() has not found a table")
         return self._table
 
     def _same_file(self) -> bool:
-        """Whether the last version that is known is still the same file: else all is read anew.
+        """Return whether the last known version is still the same file.
 
-        To follow from a version of a table that was made anew would mix two tables.
+        Following a version of a table that was recreated would mix two tables.
         """
-        now = self._place.stamp(file_of(self._version))
+        now = self._storage.stamp(version_file(self._version))
         return now is not None and now == self._stamp
 
     def _open(self) -> None:
-        table = DeltaTable(self._place.uri, storage_options=self._place.settings)
+        table = DeltaTable(self._storage.uri, storage_options=self._storage.settings)
         found = str(table.metadata().id)
         if self._id and (found != self._id or table.version() < self._version):
             raise SinkChanged(
@@ -279,21 +254,21 @@ class DeltaLog:
             )
         self._transactions = {}
         self._scanned_from = table.version() + 1
-        self._keep(table)
+        self._adopt(table)
 
-    def _follow(self, table: DeltaTable) -> None:
+    def _read_new_versions(self, table: DeltaTable) -> None:
         for version in range(self._version + 1, table.version() + 1):
-            found = entry(self._place, version)
+            found = read_version(self._storage, version)
             if found is None:
                 self._transactions = {}  # cleaned up already: ask the table again
                 self._scanned_from = version + 1
                 continue
             self._transactions.update(found.transactions)
-            self._note(found)
+            self._record_version(found)
         if table.version() != self._version:
-            self._keep(table)
+            self._adopt(table)
 
-    def _keep(self, table: DeltaTable) -> None:
+    def _adopt(self, table: DeltaTable) -> None:
         metadata = table.metadata()
         schema = columns_of(table)
         try:
@@ -306,34 +281,33 @@ class DeltaLog:
         self._id = str(metadata.id)
         self._table = table
         self._version = table.version()
-        self._stamp = self._place.stamp(file_of(self._version))
+        self._stamp = self._storage.stamp(version_file(self._version))
         self.schema = schema
         self.partition_by = tuple(metadata.partition_columns)
 
-    def _note(self, found: TableVersion) -> None:
-        """Keep what a version says of rows that were replaced, and of what was judged."""
-        if found.ours:
-            group = str(found.ours["group"])
-            self._judged[group] = max(self._judged.get(group, -1), int(found.ours["on"]))
+    def _record_version(self, found: TableVersion) -> None:
+        """Keep what a version contains on replaced rows, and on the version it was checked on."""
+        if found.own:
+            group = str(found.own["group"])
+            self._judged_versions[group] = max(
+                self._judged_versions.get(group, -1), int(found.own["on"])
+            )
         if found.replaces and (self._replaced is None or found.version > self._replaced[0]):
             self._replaced = (found.version, found.replaces)
 
     def _sync(self, version: int) -> None:
-        """Bring the log to the disk: from ``version`` on, one of them is ours.
+        """Sync the log from ``version`` on; one of these versions is ours.
 
-        What could not be brought there is tried again before anything else is done.
-
-        Raises:
-            StoreUnavailable: the disk does not take it.
+        What could not be synced is tried again before anything else is done.
         """
         self._unsynced = version
         names: list[str] = []
         try:
-            while self._place.local is not None and (
-                self._place.stamp(file_of(version + len(names))) is not None
+            while self._storage.local is not None and (
+                self._storage.stamp(version_file(version + len(names))) is not None
             ):
-                names.append(file_of(version + len(names)))
-            self._place.finish(names)
+                names.append(version_file(version + len(names)))
+            self._storage.finish(names)
         except OSError as error:
             raise StoreUnavailable(
                 f"the log of {self._name} can not be brought to the disk ({error}): what was "
@@ -342,9 +316,9 @@ class DeltaLog:
         self._unsynced = None
 
 
-KEY = "leasehold"
-LOG = "_delta_log"
-_REPLACING = ("RESTORE", "CREATE OR REPLACE TABLE", "REPLACE TABLE")
+INFO_KEY = "leasehold"
+LOG_DIRECTORY = "_delta_log"
+_REPLACING_OPERATIONS = ("RESTORE", "CREATE OR REPLACE TABLE", "REPLACE TABLE")
 _MS = 1000
 
 
@@ -353,46 +327,46 @@ class TableVersion:
     """One version of a table.
 
     Attributes:
-        ours: what we wrote into it; empty if it is not ours.
+        own: the commit information that this project wrote; empty if it is another writer's.
         transactions: the application transactions it sets.
         paths: the data files that it adds or removes.
     """
 
     version: int
     info: Mapping[str, Any] = field(default_factory=dict)
-    ours: Mapping[str, Any] = field(default_factory=dict)
+    own: Mapping[str, Any] = field(default_factory=dict)
     transactions: Mapping[str, int] = field(default_factory=dict)
     paths: tuple[str, ...] = ()
 
     @property
     def replaces(self) -> str:
-        """How this version puts other rows in place of all rows, in words; empty if it does not."""
-        if self.ours:
+        """How this version replaces all rows, as text; empty if it does not."""
+        if self.own:
             return ""
         operation = str(self.info.get("operation", ""))
-        told = self.info.get("operationParameters") or {}
-        if operation.startswith(_REPLACING):
+        parameters = self.info.get("operationParameters") or {}
+        if operation.startswith(_REPLACING_OPERATIONS):
             return operation
-        whole = str(told.get("predicate") or "") in {"", "[]"}
-        dynamic = "dynamic" in json.dumps(told).lower()
-        if str(told.get("mode", "")) == "Overwrite" and whole and not dynamic:
+        whole = str(parameters.get("predicate") or "") in {"", "[]"}
+        dynamic = "dynamic" in json.dumps(parameters).lower()
+        if str(parameters.get("mode", "")) == "Overwrite" and whole and not dynamic:
             return f"{operation}, mode Overwrite"
         return ""
 
 
-def file_of(version: int) -> str:
-    """The file of a version, below the table."""
-    return f"{LOG}/{version:020d}.json"
+def version_file(version: int) -> str:
+    """Return the file of a version, below the table."""
+    return f"{LOG_DIRECTORY}/{version:020d}.json"
 
 
-def entry(place: Storage, version: int) -> TableVersion | None:
-    """The version as its file tells it; None if the file is not there (any more)."""
-    text = place.read(file_of(version))
-    return None if text is None else parsed(version, text.decode("utf-8"))
+def read_version(place: Storage, version: int) -> TableVersion | None:
+    """Return the version from its file; None if the file does not exist."""
+    text = place.read(version_file(version))
+    return None if text is None else parse_version(version, text.decode("utf-8"))
 
 
-def parsed(version: int, text: str) -> TableVersion:
-    """The version from the text of its file."""
+def parse_version(version: int, text: str) -> TableVersion:
+    """Return the version from the text of its file."""
     info: dict[str, Any] = {}
     transactions: dict[str, int] = {}
     paths: list[str] = []
@@ -405,26 +379,26 @@ def parsed(version: int, text: str) -> TableVersion:
     return TableVersion(
         version=version,
         info=info,
-        ours=_ours(info),
+        own=_own_info(info),
         transactions=transactions,
         paths=tuple(paths),
     )
 
 
-def entries(place: Storage) -> Iterator[TableVersion]:
-    """All versions whose files are there, oldest first."""
-    for name in place.names(LOG):
+def read_versions(place: Storage) -> Iterator[TableVersion]:
+    """Yield all versions whose files are there, oldest first."""
+    for name in place.names(LOG_DIRECTORY):
         stem, _, suffix = name.partition(".")
         if suffix == "json" and stem.isdigit():
-            found = entry(place, int(stem))
+            found = read_version(place, int(stem))
             if found is not None:
                 yield found
 
 
-def mark_of_batch(batch: Batch, *, on: int, rows: int) -> dict[str, str]:
-    """What a commit says of itself. ``on``: the version on which it was judged."""
+def batch_commit_info(batch: Batch, *, on: int, rows: int) -> dict[str, str]:
+    """Return the commit information of a batch. ``on``: the version on which it was checked."""
     shares = [[s.range.partition, s.range.start, s.range.end, s.epoch] for s in batch.shares]
-    return mark(
+    return commit_info(
         "commit",
         batch.group,
         on=on,
@@ -435,38 +409,42 @@ def mark_of_batch(batch: Batch, *, on: int, rows: int) -> dict[str, str]:
     )
 
 
-def mark(kind: str, group: str, *, on: int, **more: Any) -> dict[str, str]:
-    """The custom metadata of a commit of ours."""
-    return {KEY: json.dumps({"kind": kind, "group": group, "on": on, **more})}
+def commit_info(kind: str, group: str, *, on: int, **more: Any) -> dict[str, str]:
+    """Return the custom metadata of one of our commits."""
+    return {INFO_KEY: json.dumps({"kind": kind, "group": group, "on": on, **more})}
 
 
-def commits_in(found: TableVersion, group: str) -> Iterator[Commit]:
-    """The shares that a version has committed for a group."""
-    told = found.ours
-    if told.get("kind") != "commit" or told.get("group") != group:
+def commits_of_version(found: TableVersion, group: str) -> Iterator[Commit]:
+    """Yield the parts that a version has committed for a group."""
+    parameters = found.own
+    if parameters.get("kind") != "commit" or parameters.get("group") != group:
         return
     committed_at = datetime.fromtimestamp(int(found.info.get("timestamp", 0)) / _MS, UTC)
-    for partition, start, end, epoch in told["shares"]:
+    for partition, start, end, epoch in parameters["shares"]:
         yield Commit(
             commit=str(found.version),
             range=Range(partition=partition, start=start, end=end),
             epoch=epoch,
-            holder=told["holder"],
-            began_at=datetime.fromisoformat(told["began_at"]),
+            holder=parameters["holder"],
+            began_at=datetime.fromisoformat(parameters["began_at"]),
             committed_at=committed_at,
-            rows=told["rows"],
+            rows=parameters["rows"],
         )
 
 
-def _ours(info: Mapping[str, Any]) -> dict[str, Any]:
+def _own_info(info: Mapping[str, Any]) -> dict[str, Any]:
     try:
-        told = json.loads(info[KEY])
+        parameters = json.loads(info[INFO_KEY])
     except (KeyError, TypeError, ValueError):
         return {}
-    return told if isinstance(told, dict) and "kind" in told and "on" in told else {}
+    return (
+        parameters
+        if isinstance(parameters, dict) and "kind" in parameters and "on" in parameters
+        else {}
+    )
 
 
-_DELETIONS = "deletionVectors"
+_DELETION_VECTORS = "deletionVectors"
 
 
 def read_delta(
@@ -476,13 +454,13 @@ def read_delta(
     version: int | None = None,
     storage_options: Mapping[str, str] | None = None,
 ) -> DataFrame:
-    """The rows of the table as it is now, or as it was at a version; later commits do not show.
+    """Return the rows of the table as it is now, or at a version; later commits do not show.
 
     Raises:
         UsageError: there is no table, or it marks rows as deleted in a way that only Delta's own
             reader knows.
     """
-    place = storage(path, dict(storage_options or {}))
+    place = storage_at(path, dict(storage_options or {}))
     try:
         table = DeltaTable(place.uri, version=version, storage_options=place.settings)
     except TableNotFoundError as error:
@@ -490,7 +468,7 @@ def read_delta(
             f"there is no Delta table at {place.name}: look at the path; a pipeline makes the "
             "table with its first commit"
         ) from error
-    if _DELETIONS in (table.protocol().reader_features or ()):
+    if _DELETION_VECTORS in (table.protocol().reader_features or ()):
         raise UsageError(
             f"the Delta table at {place.name} may have deletion vectors, which need Delta's own "
             "reader: read it with delta-spark, or with deltalake"

@@ -1,12 +1,8 @@
-"""Writing the Parquet files of one task. It runs on an executor.
+"""The files of a Parquet sink: what one task writes, and the pointer to the manifest.
 
-When the list of files is returned, their bytes and their names are safe from a power cut. A task
-that fails removes what it wrote; one that is killed leaves files that no manifest names.
-
-The columns that name a directory are in the files too, so that the directories are only a help: no
-value has to be guessed from a name.
-
-A Parquet directory and its rows in the store: which files in it are committed.
+``write_files`` runs on an executor. When it returns, the bytes and names of its files are synced. A
+task that fails removes what it wrote; one that is killed leaves files that no manifest names. The
+partitioning columns are in the files too: no value has to be guessed from the name of a directory.
 
 The file ``_leasehold.json`` in the directory names the sink and the store, without secrets. The
 directory may be moved: the paths in the manifest are relative to it.
@@ -32,7 +28,7 @@ import pyarrow.parquet as pq
 from leasehold.clock import new_suffix, new_token
 from leasehold.errors import SinkChanged, UsageError
 from leasehold.spark.sinks.commit_ledger import ledger_queries, sql_of
-from leasehold.spark.sinks.directory import POINTER, make, told, written_here
+from leasehold.spark.sinks.directory import POINTER, make_directory, sink_errors, volume_errors
 from leasehold.stores.blocking import open_blocking
 from leasehold.stores.sqlite.location import path_of
 
@@ -47,7 +43,7 @@ _FORMAT = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pointer:
-    """What the directory says of itself."""
+    """The sink and the store that a directory names."""
 
     sink: str
     store: str
@@ -55,16 +51,12 @@ class Pointer:
 
 @cache
 def queries() -> Mapping[str, str]:
-    """All statements that a Parquet sink needs."""
+    """Return all statements that a Parquet sink needs."""
     return MappingProxyType({**ledger_queries(), **sql_of("manifest.sql")})
 
 
 def directory_of(path: str | os.PathLike[str]) -> Path:
-    """The directory as an absolute path.
-
-    Raises:
-        UsageError: it is a URL of something that is no directory of this machine.
-    """
+    """Return the directory as an absolute path."""
     text = os.fspath(path).removeprefix("file://")
     if "://" in text:
         raise UsageError(
@@ -75,27 +67,19 @@ def directory_of(path: str | os.PathLike[str]) -> Path:
 
 
 def open_manifest(url: str, *, clock: Clock) -> BlockingDatabase:
-    """The database of the store, ready.
-
-    Raises:
-        InvalidUrl, StoreUnavailable, StoreUnusable: see ``open_blocking``.
-    """
+    """Return the database of the store, ready."""
     return open_blocking(url, queries=queries(), clock=clock, guard="guard")
 
 
 def without_secrets(url: str, database: BlockingDatabase) -> str:
-    """The store's URL as it may lie beside the data, good from any working directory."""
+    """Return the store's URL without secrets, valid from any working directory."""
     if urlsplit(url).scheme.lower() == "sqlite":
         return "sqlite:///" + quote(str(Path(path_of(url)).absolute()), safe="/")
     return database.url
 
 
 def read_pointer(directory: Path) -> Pointer | None:
-    """What the directory says of itself; None if it says nothing.
-
-    Raises:
-        SinkChanged: it says something that nobody understands.
-    """
+    """Return the pointer of the directory; None if there is none."""
     path = directory / POINTER
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -112,7 +96,7 @@ def read_pointer(directory: Path) -> Pointer | None:
 
 
 def write_pointer(directory: Path, pointer: Pointer) -> None:
-    """Say it, whole or not at all."""
+    """Write the pointer, completely or not at all."""
     text = json.dumps({"format": _FORMAT, "sink": pointer.sink, "store": pointer.store}, indent=2)
     draft = directory / f".{POINTER}.{new_suffix()}"
     with draft.open("x", encoding="utf-8") as file:
@@ -123,15 +107,10 @@ def write_pointer(directory: Path, pointer: Pointer) -> None:
     sync_directory(directory)
 
 
-def settle(directory: Path, database: BlockingDatabase, store: str) -> str:
-    """The id of the sink in this directory; the first that asks makes it a sink.
-
-    Raises:
-        SinkUnfit: the directory can not be made or written.
-        SinkChanged: the directory and the store do not belong together.
-    """
+def ensure_sink(directory: Path, database: BlockingDatabase, store: str) -> str:
+    """Return the id of the sink in this directory; the first caller makes it a sink."""
     name = f"parquet:{directory}"
-    make(directory, sink=name)
+    make_directory(directory, sink=name)
     pointer = read_pointer(directory)
     if pointer is not None:
         if database.read(lambda tx: tx.one("home_get", sink=pointer.sink)) is None:
@@ -140,32 +119,32 @@ def settle(directory: Path, database: BlockingDatabase, store: str) -> str:
     place = str(directory.resolve())
 
     def step(tx: Tx) -> tuple[str, bool]:
-        tx.run("home_put", sink=fresh, place=place, wall=tx.wall)
-        (sink,) = tx.one("home_at", place=place) or (fresh,)
+        tx.run("home_put", sink=new_sink, place=place, wall=tx.wall)
+        (sink,) = tx.one("home_at", place=place) or (new_sink,)
         return sink, tx.one("home_used", sink=sink) is not None
 
-    fresh = new_token()
+    new_sink = new_token()
     sink, used = database.write(step)
     if used and read_pointer(directory) is None:
         raise SinkChanged(
             f"{directory} was emptied or made anew: {database.url} knows of commits to it, and "
             f"{POINTER} is not in it. Bring the directory back, or write to another one"
         )
-    with told(name, "written"):
+    with sink_errors(name, "written"):
         write_pointer(directory, Pointer(sink=sink, store=store))
     return str(sink)
 
 
 def unknown_here(directory: Path, pointer: Pointer, database: BlockingDatabase) -> SinkChanged:
-    """For a store that has never heard of this directory."""
+    """Return the error for a store that does not know this directory."""
     return SinkChanged(
         f"{directory} is a sink whose manifest lies in {pointer.store}, and {database.url} does "
         "not know it: give the store it was written with, or write to another directory"
     )
 
 
-NOTHING = "__HIVE_DEFAULT_PARTITION__"
-_LONGEST_LABEL = 200
+NULL_DIRECTORY = "__HIVE_DEFAULT_PARTITION__"
+_MAX_LABEL_CHARS = 200
 _MAX_OPEN = 32
 _GROUP_ROWS = 128 * 1024
 _GROUP_BYTES = 64 << 20
@@ -181,12 +160,12 @@ class WrittenFile:
 
 
 def file_name(batch: str, attempt: str, number: int) -> str:
-    """What a file is called: the batch is in its name, so that a sweep can tell."""
+    """Return the name of a file: the batch is in its name, for sweeps."""
     return f"part-{batch}-{attempt}-{number}.parquet"
 
 
 def batch_of(name: str) -> str | None:
-    """The batch in the name of a file, None if it is not one of ours."""
+    """Return the batch in the name of a file, None if it is not a file of this sink."""
     parts = name.removesuffix(".parquet").split("-")
     ours = name.endswith(".parquet") and len(parts) == 4 and parts[0] == "part"  # noqa: PLR2004
     return parts[1] if ours else None
@@ -200,20 +179,16 @@ def write_files(
     attempt: str,
     partition_by: Sequence[str],
 ) -> list[WrittenFile]:
-    """Write all rows and sync them. Without rows there are no files.
-
-    Raises:
-        VolumeUnusable: the directory can not be written here.
-    """
+    """Write all rows and sync them. Without rows there are no files."""
     task = _TaskFiles(Path(directory), batch, attempt)
     with ExitStack() as undo:
         undo.callback(task.remove)
         for each in batches:
-            with written_here(directory):
+            with volume_errors(directory):
                 for label, rows in split(each, partition_by):
                     task.add(label, rows)
-        with written_here(directory):
-            done = task.finished()
+        with volume_errors(directory):
+            done = task.finish()
         undo.pop_all()
     return done
 
@@ -221,7 +196,7 @@ def write_files(
 def split(
     batch: pa.RecordBatch, partition_by: Sequence[str]
 ) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """The rows by directory: each is in exactly one part, and they keep their order."""
+    """Yield the rows by directory: each is in exactly one part, and they keep their order."""
     if not batch.num_rows:
         return
     if not partition_by:
@@ -245,15 +220,16 @@ def split(
 
 def _label(part: pa.RecordBatch, partition_by: Sequence[str]) -> str:
     return "/".join(
-        f"{quote(name, safe='')}={_shown(part.column(name)[0].as_py())}" for name in partition_by
+        f"{quote(name, safe='')}={_directory_value(part.column(name)[0].as_py())}"
+        for name in partition_by
     )
 
 
-def _shown(value: Any) -> str:
+def _directory_value(value: Any) -> str:
     if value is None or value in {"", b""}:
-        return NOTHING
+        return NULL_DIRECTORY
     text = value.hex() if isinstance(value, bytes) else str(value)
-    return quote(text, safe="")[:_LONGEST_LABEL]
+    return quote(text, safe="")[:_MAX_LABEL_CHARS]
 
 
 class _TaskFiles:
@@ -271,11 +247,11 @@ class _TaskFiles:
         if found is None:
             if len(self._open) >= _MAX_OPEN:
                 self._open.pop(next(iter(self._open))).close()
-            found = self._created(label, rows.schema)
+            found = self._create(label, rows.schema)
         self._open[label] = found  # at the end: the one that was used last
         found.add(rows)
 
-    def finished(self) -> list[WrittenFile]:
+    def finish(self) -> list[WrittenFile]:
         """Close and sync all, files first and then their names."""
         for each in self._all:
             each.close()
@@ -289,17 +265,17 @@ class _TaskFiles:
         ]
 
     def remove(self) -> None:
-        """Throw everything away."""
+        """Delete all files."""
         for each in self._all:
             with suppress(Exception):
                 each.close()
             with suppress(OSError):
                 each.path.unlink()
 
-    def _created(self, label: str, schema: pa.Schema) -> _ParquetFile:
+    def _create(self, label: str, schema: pa.Schema) -> _ParquetFile:
         home = self._root / label if label else self._root
         if not home.is_dir():
-            # All that are between: others may be making the same at this moment.
+            # All directories in between: other tasks may be making the same now.
             self._changed.update({home, *home.parents} - set(self._root.parents))
             home.mkdir(parents=True, exist_ok=True)
         self._changed.add(home)
@@ -310,7 +286,7 @@ class _TaskFiles:
 
 
 class _ParquetFile:
-    """One file. Rows wait until they are worth a row group."""
+    """One file. Rows are buffered until they fill a row group."""
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
         self.path = path
@@ -330,7 +306,7 @@ class _ParquetFile:
             self._flush()
 
     def close(self) -> None:
-        """Make it whole and sync it. Again is harmless."""
+        """Complete and sync it. Safe to call twice."""
         if self._file.closed:
             return
         with self._file:
@@ -347,7 +323,7 @@ class _ParquetFile:
 
 
 def sync_directory(path: Path) -> None:
-    """Make the names in a directory safe from a power cut."""
+    """Sync the names in a directory."""
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)

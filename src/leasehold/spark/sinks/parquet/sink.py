@@ -1,10 +1,8 @@
 """A directory of Parquet files as a sink, with the manifest of the committed ones in the store.
 
-Tasks write files that nobody reads yet; the commit is one transaction of the store's database: it
-names the files, moves the positions and remembers the commit. Those who read with
-``read_parquet`` see whole commits and nothing else. Files are never changed.
-
-The columns of a Parquet sink: which there may be, and in what two sets of them differ. Pure.
+Tasks write files that no reader sees yet; the commit is one transaction of the store's database: it
+names the files, moves the positions and stores the commit. ``read_parquet`` returns complete
+commits and nothing else. Files are never changed. All batches of a sink have the same columns.
 """
 
 from __future__ import annotations
@@ -29,9 +27,9 @@ from leasehold.spark.sinks.parquet.files import (
     WrittenFile,
     batch_of,
     directory_of,
+    ensure_sink,
     open_manifest,
     read_pointer,
-    settle,
     unknown_here,
     without_secrets,
     write_files,
@@ -68,11 +66,7 @@ _PLAIN = (
 
 
 def check_columns(schema: types.StructType, *, sink: str, partition_by: Sequence[str]) -> None:
-    """Refuse rows that could not be read again as they are.
-
-    Raises:
-        SinkUnfit: the message names the columns.
-    """
+    """Refuse rows that could not be read back unchanged."""
     wrong = []
     lower = [field.name.lower() for field in schema.fields]
     if not lower:
@@ -80,7 +74,7 @@ def check_columns(schema: types.StructType, *, sink: str, partition_by: Sequence
     for field in schema.fields:
         if lower.count(field.name.lower()) > 1:
             wrong.append(f"{field.name!r} is there twice (upper and lower case are alike)")
-        if bad := ", ".join(sorted(set(_foreign(field.dataType)))):
+        if bad := ", ".join(sorted(set(_unsupported_types(field.dataType)))):
             wrong.append(f"{field.name!r} holds {bad}, which can not be kept: cast it")
     for name in partition_by:
         found = [field for field in schema.fields if field.name == name]
@@ -93,11 +87,7 @@ def check_columns(schema: types.StructType, *, sink: str, partition_by: Sequence
 
 
 def check_same(there: types.StructType, here: types.StructType, *, sink: str) -> None:
-    """Refuse rows with other columns than those of the first commit. Their order may differ.
-
-    Raises:
-        SinkUnfit: the message lists the differences.
-    """
+    """Refuse rows with other columns than those of the first commit. Their order may differ."""
     if found := list(differences(there, here)):
         raise SinkUnfit(
             f"these rows do not fit {sink}: {'; '.join(found)}. All batches of a sink have the "
@@ -106,7 +96,7 @@ def check_same(there: types.StructType, here: types.StructType, *, sink: str) ->
 
 
 def differences(there: types.StructType, here: types.StructType) -> Iterator[str]:
-    """What differs, in words. Whether a column may be null does not count."""
+    """Yield each difference as text. Nullability is ignored."""
     held = {field.name: field.dataType.simpleString() for field in there.fields}
     given = {field.name: field.dataType.simpleString() for field in here.fields}
     for name, kind in held.items():
@@ -120,7 +110,7 @@ def differences(there: types.StructType, here: types.StructType) -> Iterator[str
 
 
 def to_text(schema: types.StructType) -> str:
-    """The columns as JSON, for the manifest."""
+    """Return the columns as JSON, for the manifest."""
     bare = types.StructType(
         [types.StructField(field.name, field.dataType) for field in schema.fields]
     )
@@ -128,34 +118,34 @@ def to_text(schema: types.StructType) -> str:
 
 
 def from_text(text: str) -> types.StructType:
-    """The columns that ``to_text`` wrote."""
+    """Return the columns that ``to_text`` wrote."""
     return types.StructType.fromJson(json.loads(text))
 
 
 def quoted(name: str) -> str:
-    """A column's name for Spark, whatever is in it."""
+    """Return a column's name quoted for Spark."""
     return "`" + name.replace("`", "``") + "`"
 
 
-def _foreign(kind: types.DataType) -> Iterator[str]:
+def _unsupported_types(kind: types.DataType) -> Iterator[str]:
     match kind:
         case types.ArrayType():
-            yield from _foreign(kind.elementType)
+            yield from _unsupported_types(kind.elementType)
         case types.MapType():
-            yield from _foreign(kind.keyType)
-            yield from _foreign(kind.valueType)
+            yield from _unsupported_types(kind.keyType)
+            yield from _unsupported_types(kind.valueType)
         case types.StructType():
             for field in kind.fields:
-                yield from _foreign(field.dataType)
+                yield from _unsupported_types(field.dataType)
         case _ if not isinstance(kind, _PLAIN):
             yield kind.simpleString()
 
 
 Task: TypeAlias = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
-_ANSWER = "path string, rows bigint, bytes bigint"
-_ANSWER_ARROW = pa.schema([("path", pa.string()), ("rows", pa.int64()), ("bytes", pa.int64())])
-_A_DAY = timedelta(days=1)
+_RESULT = "path string, rows bigint, bytes bigint"
+_RESULT_ARROW = pa.schema([("path", pa.string()), ("rows", pa.int64()), ("bytes", pa.int64())])
+_ONE_DAY = timedelta(days=1)
 _GLOB = re.compile(r"([\\{}\[\]*?])")  # what Spark would take for a pattern in a path
 
 
@@ -175,7 +165,7 @@ class Swept:
 
 
 class ParquetSink:
-    """See ``Sink``. ``path``: a directory that the driver and all executors see."""
+    """A sink of Parquet files. ``path``: a directory that the driver and all executors see."""
 
     atomic = True
 
@@ -187,13 +177,13 @@ class ParquetSink:
         partition_by: Sequence[str] = (),
         clock: Clock | None = None,
     ) -> None:
-        """Nothing is touched yet.
+        """Name the directory; nothing is touched yet.
 
         ``store``: the URL of the store whose database keeps the manifest: SQLite or PostgreSQL.
-        ``partition_by``: columns by whose values the files are laid in directories.
+        ``partition_by``: columns by whose values the files are distributed to directories.
 
         Raises:
-            UsageError: the path is a URL, or ``partition_by`` one text.
+            UsageError: the path is a URL, or ``partition_by`` is a string.
         """
         if isinstance(partition_by, str):
             raise UsageError(
@@ -208,33 +198,33 @@ class ParquetSink:
         self._ledger = CommitLedger(sink="", name=self.name)
 
     def open(self, spark: SparkSession | None = None) -> None:
-        """See ``Sink``. Spark is not asked for anything; ``sweep`` needs none.
+        """Open the sink. Spark is not used; ``sweep`` needs none.
 
         Raises:
-            SinkUnfit: the directory can not be made, or has a Delta table in it.
-            SinkChanged: the directory and the store do not belong together.
-            InvalidUrl, StoreUnavailable, StoreUnusable: the store can not be opened.
+            SinkUnfit: the directory cannot be made, or contains a Delta table.
+            SinkChanged: the directory is not the one that the store knows.
+            InvalidUrl, StoreUnavailable, StoreUnusable: the store cannot be opened.
         """
         del spark
         refuse_taken(self._directory, sink=self.name, other=DELTA)
         with ExitStack() as undo:
             database = open_manifest(self._store, clock=self._clock)
             undo.callback(database.close)
-            sink = settle(self._directory, database, without_secrets(self._store, database))
+            sink = ensure_sink(self._directory, database, without_secrets(self._store, database))
             undo.pop_all()
         self._ledger = CommitLedger(sink=sink, name=self.name)
         self._database = database
 
     def fence(self, group: str, epochs: Mapping[str, int]) -> Mapping[str, SinkPosition]:
-        """See ``Sink``."""
+        """Raise the epochs and return what was known before."""
         return self._opened().write(lambda tx: self._ledger.fence(tx, group, epochs))
 
     def move(self, group: str, places: Mapping[str, SinkPosition]) -> None:
-        """See ``Sink``."""
+        """Set the positions."""
         self._opened().write(lambda tx: self._ledger.move(tx, group, places))
 
     def stage(self, frame: DataFrame, batch: Batch) -> Staged:
-        """See ``Sink``."""
+        """Stage the rows of the batch."""
         columns = frame.schema
         held = self._opened().read(self._columns)
         if held is not None:
@@ -244,25 +234,25 @@ class ParquetSink:
             frame = frame.select(*map(quoted, held.names))
         name = new_token()
         task = _task(str(self._directory), name, self._partition_by)
-        rows = frame.mapInArrow(task, _ANSWER).collect()
+        rows = frame.mapInArrow(task, _RESULT).collect()
         files = tuple(WrittenFile(path=path, rows=n, bytes=size) for path, n, size in rows)
-        self._check_seen(files, batch)
+        self._check_visible(files, batch)
         return Staged(_StagedParquet(batch=name, columns=held or columns, files=files))
 
     def commit(self, staged: Staged, batch: Batch) -> Written:
-        """See ``Sink``.
+        """Commit the staged rows together with the positions.
 
         Raises:
-            BatchFailed: its files were swept away meanwhile; stage it again.
-            SinkUnfit: somebody else was first, with other columns.
+            BatchFailed: its files were swept in the meantime; stage it again.
+            SinkUnfit: another process was first, with other columns.
         """
         inside: _StagedParquet = staged.inside
 
         def step(tx: Tx) -> tuple[Written, bool]:
-            done = self._ledger.done(tx, inside.batch, batch)
-            if done is not None:
-                return done, False
-            self._check_kept(tx, inside, batch)
+            committed = self._ledger.find_commit(tx, inside.batch, batch)
+            if committed is not None:
+                return committed, False
+            self._check_not_swept(tx, inside, batch)
             self._keep_columns(tx, inside.columns)
             tx.many(
                 "file_put",
@@ -291,19 +281,19 @@ class ParquetSink:
         return written
 
     def discard(self, staged: Staged) -> None:
-        """See ``Sink``. Files that turn out to be committed stay."""
+        """Remove the staged files, unless they turn out to be committed."""
         inside: _StagedParquet = staged.inside
         with suppress(LeaseholdError, OSError):
-            if self._opened().write(lambda tx: self._given_up(tx, [inside.batch])):
+            if self._opened().write(lambda tx: self._forbid(tx, [inside.batch])):
                 for each in inside.files:
                     (self._directory / each.path).unlink(missing_ok=True)
 
     def commits(self, group: str) -> Iterator[Commit]:
-        """See ``Sink``."""
+        """Return the commits of the group, oldest first."""
         return iter(self._opened().read(lambda tx: self._ledger.commits(tx, group)))
 
-    def sweep(self, *, older_than: timedelta = _A_DAY) -> Swept:
-        """Remove files that were never committed, and older than this; forbid to commit them.
+    def sweep(self, *, older_than: timedelta = _ONE_DAY) -> Swept:
+        """Remove files that were never committed, and older than this; forbid committing them.
 
         A driver that still holds such files gets ``BatchFailed`` at its commit and loses nothing.
 
@@ -314,28 +304,28 @@ class ParquetSink:
         old = [
             (path, batch)
             for path in sorted(self._directory.rglob("*.parquet"))
-            if (batch := batch_of(path.name)) and _changed_s(path) <= limit_s
+            if (batch := batch_of(path.name)) and _modified_s(path) <= limit_s
         ]
         if not old:
             return Swept(files=0, bytes=0)
 
         def step(tx: Tx) -> set[str]:
             # Of a batch that was committed there may be files too that a failed task has left.
-            self._given_up(tx, sorted({batch for _, batch in old}))
+            self._forbid(tx, sorted({batch for _, batch in old}))
             return {path for (path,) in tx.all("files", sink=self._ledger.sink)}
 
         kept = self._opened().write(step)
         files = size = 0
         for path, _ in old:
             if str(path.relative_to(self._directory)) not in kept:
-                with suppress(FileNotFoundError):  # somebody else sweeps too
+                with suppress(FileNotFoundError):  # another process sweeps too
                     found = path.stat().st_size
                     path.unlink()
                     files, size = files + 1, size + found
         return Swept(files=files, bytes=size)
 
     def close(self) -> None:
-        """See ``Sink``."""
+        """Close the sink."""
         database, self._database = self._database, None
         if database is not None:
             database.close()
@@ -347,13 +337,13 @@ class ParquetSink:
             raise UsageError(f"{self.name} is not open: call open() first")
         return self._database
 
-    def _given_up(self, tx: Tx, batches: Sequence[str]) -> list[str]:
-        """Forbid to commit these batches; return those that were not committed before."""
-        open_ones = [each for each in batches if tx.one("commit_get", id=each) is None]
-        tx.many("swept_put", [{"id": each, "wall": tx.wall} for each in open_ones])
-        return open_ones
+    def _forbid(self, tx: Tx, batches: Sequence[str]) -> list[str]:
+        """Forbid committing these batches; return those that were not committed before."""
+        uncommitted = [each for each in batches if tx.one("commit_get", id=each) is None]
+        tx.many("swept_put", [{"id": each, "wall": tx.wall} for each in uncommitted])
+        return uncommitted
 
-    def _check_kept(self, tx: Tx, inside: _StagedParquet, batch: Batch) -> None:
+    def _check_not_swept(self, tx: Tx, inside: _StagedParquet, batch: Batch) -> None:
         if (row := tx.one("swept_get", id=inside.batch)) is not None:
             raise BatchFailed(
                 f"the files of {batch.label} were swept away at {row[0]}, before their commit: "
@@ -371,8 +361,8 @@ class ParquetSink:
         if held is not None:
             check_same(held, columns, sink=self.name)
 
-    def _check_seen(self, files: Sequence[WrittenFile], batch: Batch) -> None:
-        """Refuse a directory that is another one for the executors than for the driver."""
+    def _check_visible(self, files: Sequence[WrittenFile], batch: Batch) -> None:
+        """Refuse a directory that is not the same for the executors and the driver."""
         for each in files:
             if not (self._directory / each.path).is_file():
                 raise SinkUnfit(
@@ -383,10 +373,10 @@ class ParquetSink:
 
 
 def _task(directory: str, batch: str, partition_by: tuple[str, ...]) -> Task:
-    """What runs on the executors. It holds only what can be sent there."""
+    """Return the function that runs on the executors; it holds only what can be pickled."""
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        reading.settle()
+        reading.freeze_garbage_collection()
         files = write_files(
             batches,
             directory=directory,
@@ -397,14 +387,14 @@ def _task(directory: str, batch: str, partition_by: tuple[str, ...]) -> Task:
         columns = zip(*map(astuple, files), strict=True) if files else ((), (), ())
         arrays = [
             pa.array(list(values), field.type)
-            for values, field in zip(columns, _ANSWER_ARROW, strict=True)
+            for values, field in zip(columns, _RESULT_ARROW, strict=True)
         ]
-        yield pa.RecordBatch.from_arrays(arrays, schema=_ANSWER_ARROW)
+        yield pa.RecordBatch.from_arrays(arrays, schema=_RESULT_ARROW)
 
     return write
 
 
-def _changed_s(path: Path) -> float:
+def _modified_s(path: Path) -> float:
     try:
         return path.stat().st_mtime
     except FileNotFoundError:
@@ -414,16 +404,16 @@ def _changed_s(path: Path) -> float:
 def read_parquet(
     spark: SparkSession, path: str | os.PathLike[str], store: str | None = None
 ) -> DataFrame:
-    """The rows of all commits up to now, and no others. What is committed later is not in it.
+    """Return the rows of all commits up to now; later commits do not show.
 
     ``store``: only needed where the URL in ``_leasehold.json`` lacks a password or has moved.
 
     Raises:
-        UsageError: the directory is no sink, or nothing was ever committed to it.
+        UsageError: the directory is not a sink, or nothing was ever committed to it.
         SinkChanged: the store does not know it.
-        InvalidUrl, StoreUnavailable, StoreUnusable: the store can not be opened.
+        InvalidUrl, StoreUnavailable, StoreUnusable: the store cannot be opened.
     """
-    directory, columns, files = _committed(path, store)
+    directory, columns, files = _read_manifest(path, store)
     if columns is None:
         raise UsageError(
             f"nothing was committed to {directory} yet, so its columns are not known: wait for "
@@ -437,15 +427,15 @@ def read_parquet(
 
 
 def committed_files(path: str | os.PathLike[str], store: str | None = None) -> list[str]:
-    """The same files by their paths, for other programs.
+    """Return the same files by their paths, for other programs.
 
     Raises:
         UsageError, SinkChanged, InvalidUrl, StoreError: see ``read_parquet``.
     """
-    return _committed(path, store)[2]
+    return _read_manifest(path, store)[2]
 
 
-def _committed(
+def _read_manifest(
     path: str | os.PathLike[str], store: str | None
 ) -> tuple[Path, StructType | None, list[str]]:
     directory = directory_of(path)

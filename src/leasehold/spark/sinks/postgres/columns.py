@@ -34,7 +34,7 @@ _KINDS: dict[type[types.DataType], tuple[str, tuple[str, ...]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableColumn:
-    """A column of the table. ``kind``: as people write it; ``base``: its name in pg_type."""
+    """A column of the table. ``kind``: its SQL type; ``base``: its name in pg_type."""
 
     name: str
     kind: str
@@ -43,7 +43,7 @@ class TableColumn:
 
 
 def kind_for(field: types.StructField) -> str | None:
-    """The type for a new column; None if there is none."""
+    """Return the type for a new column; None if there is none."""
     for spark_type, (kind, _) in _KINDS.items():
         if isinstance(field.dataType, spark_type):
             if isinstance(field.dataType, types.DecimalType):
@@ -53,11 +53,7 @@ def kind_for(field: types.StructField) -> str | None:
 
 
 def check_known(schema: types.StructType, *, sink: str, key: Sequence[str]) -> None:
-    """Refuse columns that no table could have.
-
-    Raises:
-        SinkUnfit: the message names them.
-    """
+    """Refuse columns that no table could have."""
     names = Counter(field.name for field in schema.fields)
     wrong = [f"{name!r} is there twice" for name, count in names.items() if count > 1]
     wrong += [] if names else ["there is no column"]
@@ -72,17 +68,13 @@ def check_known(schema: types.StructType, *, sink: str, key: Sequence[str]) -> N
 
 
 def check_fit(schema: types.StructType, columns: Sequence[TableColumn], *, sink: str) -> None:
-    """Refuse a frame whose rows the table could not take as they are.
-
-    Raises:
-        SinkUnfit: the message lists the differences.
-    """
+    """Refuse a frame whose rows the table could not take unchanged."""
     if wrong := list(differences(schema, columns)):
         raise _unfit(sink, wrong)
 
 
 def differences(schema: types.StructType, columns: Sequence[TableColumn]) -> Iterator[str]:
-    """What differs, in words. The order of columns does not count."""
+    """Yield each difference as text. The order of columns is ignored."""
     there = {column.name: column for column in columns}
     given = {field.name for field in schema.fields}
     for field in schema.fields:

@@ -1,21 +1,14 @@
 """A PostgreSQL table as a sink: rows and position in one transaction of the table's own database.
 
-Tasks copy their rows into a staging table that nobody reads. The commit is one transaction: it
-locks the positions and compares them, puts the staged rows into the table, moves the positions,
-remembers the commit and drops the staging table. What it remembers lies beside the table, in the
-schema ``leasehold_sink``, wherever the leases are.
-
-The statements of a PostgreSQL sink over its table and its staging tables, each in a transaction.
+Tasks copy their rows into a staging table that no reader uses. The commit is one transaction: it
+locks and compares the positions, inserts the staged rows into the table, moves the positions,
+stores the commit and drops the staging table. The ledger is in the schema ``leasehold_sink`` of the
+table's database, wherever the leases are.
 
 A staging table is unlogged: it is empty after a crash of the server. So the rows are counted before
-a commit counts as one.
-
-Copying the rows of one task into a staging table. It runs on an executor.
-
-All rows of an attempt come in one transaction and carry the attempt's id. Only those of attempts
-that answered are taken later, so it does no harm if Spark runs a task twice or kills it halfway.
-
-A row is never a Python object: each Arrow batch becomes CSV in one call, and the server reads that.
+a commit counts as one. All rows of a task attempt are copied in one transaction and carry the
+attempt's id. Only attempts that answered are inserted, so Spark may run a task twice or kill it.
+Each Arrow batch becomes CSV in one call; a row is never a Python object.
 """
 
 from __future__ import annotations
@@ -43,7 +36,7 @@ from leasehold.errors import (
     UnknownResource,
     UsageError,
 )
-from leasehold.spark.reading import settle
+from leasehold.spark.reading import freeze_garbage_collection
 from leasehold.spark.sinks.commit_ledger import CommitLedger
 from leasehold.spark.sinks.port import Staged, Written
 from leasehold.spark.sinks.postgres.columns import TableColumn, check_fit, check_known, kind_for
@@ -56,9 +49,9 @@ from leasehold.spark.sinks.postgres.target import (
     connected,
     identifier,
     identifiers,
-    meaning,
     schema_script,
     stage_name,
+    to_leasehold_error,
 )
 from leasehold.stores.postgres.address import DatabaseAddress
 
@@ -76,10 +69,10 @@ _UTC = pa.timestamp("us", "UTC")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Copied:
-    """What became of an attempt.
+class CopyResult:
+    """The result of an attempt.
 
-    ``refused``: why the server does not take the rows; ``away``: why it could not be asked.
+    ``refused``: why the server does not take the rows; ``away``: why it did not answer.
     """
 
     attempt: str
@@ -88,8 +81,10 @@ class Copied:
     away: str | None = None
 
 
-def copy_rows(batches: Iterable[pa.RecordBatch], *, url: str, batch: str, attempt: str) -> Copied:
-    """Copy all rows and commit them. Without rows nobody is asked."""
+def copy_rows(
+    batches: Iterable[pa.RecordBatch], *, url: str, batch: str, attempt: str
+) -> CopyResult:
+    """Copy all rows and commit them. Without rows the server is not asked."""
     address = DatabaseAddress.of(url)
     rows = 0
     try:
@@ -112,16 +107,16 @@ def copy_rows(batches: Iterable[pa.RecordBatch], *, url: str, batch: str, attemp
                 copy.write(to_csv(each, attempt))
                 rows += each.num_rows
     except psycopg.Error as error:
-        found = meaning(error, address)
+        found = to_leasehold_error(error, address)
         if isinstance(found, SinkUnfit):
-            return Copied(attempt=attempt, rows=0, refused=str(found))
-        return Copied(attempt=attempt, rows=0, away=str(found))
-    return Copied(attempt=attempt, rows=rows)
+            return CopyResult(attempt=attempt, rows=0, refused=str(found))
+        return CopyResult(attempt=attempt, rows=0, away=str(found))
+    return CopyResult(attempt=attempt, rows=rows)
 
 
 def to_csv(batch: pa.RecordBatch, attempt: str) -> memoryview:
-    """The rows as COPY reads them: null is nothing, an empty text has quotes."""
-    columns = [_plain(column) for column in batch.columns]
+    """Return the rows as COPY reads them: null is nothing, an empty text has quotes."""
+    columns = [_csv_column(column) for column in batch.columns]
     columns.append(pa.repeat(pa.scalar(attempt, pa.string()), batch.num_rows))
     table = pa.RecordBatch.from_arrays(columns, names=[*batch.schema.names, ATTEMPT])
     sink = pa.BufferOutputStream()
@@ -129,7 +124,7 @@ def to_csv(batch: pa.RecordBatch, attempt: str) -> memoryview:
     return memoryview(sink.getvalue())
 
 
-def _plain(column: pa.Array) -> pa.Array:
+def _csv_column(column: pa.Array) -> pa.Array:
     if pa.types.is_binary(column.type):
         return to_hex(column)
     if pa.types.is_timestamp(column.type) and column.type.tz is not None:
@@ -138,7 +133,7 @@ def _plain(column: pa.Array) -> pa.Array:
 
 
 def to_hex(column: pa.BinaryArray) -> pa.StringArray:
-    r"""Bytes as PostgreSQL writes them, ``\x0aff``: one conversion for all of them."""
+    r"""Return bytes as PostgreSQL writes them, ``\x0aff``: one conversion for all of them."""
     offsets = np.frombuffer(column.buffers()[1], dtype=np.int32)
     offsets = offsets[column.offset : column.offset + len(column) + 1]
     data = column.buffers()[2]
@@ -151,7 +146,7 @@ def to_hex(column: pa.BinaryArray) -> pa.StringArray:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """The user's table. ``key``: the columns by which rows are found again; none: only inserts."""
+    """The user's table. ``key``: the columns that identify a row; none: only inserts."""
 
     schema: str
     name: str
@@ -174,8 +169,8 @@ class Table:
         return sql.Identifier(self.schema, self.name).as_string(None)
 
 
-def created(tx: SinkTransaction, table: Table, schema: StructType) -> str:
-    """The statement that makes the table for such rows."""
+def create_statement(tx: SinkTransaction, table: Table, schema: StructType) -> str:
+    """Return the statement that creates the table for such rows."""
     columns = [
         composed("column", name=identifier(field.name), kind=_raw(kind_for(field) or "text"))
         for field in schema.fields
@@ -187,13 +182,9 @@ def created(tx: SinkTransaction, table: Table, schema: StructType) -> str:
 
 
 def check_table(tx: SinkTransaction, table: Table, schema: StructType, *, create: bool) -> None:
-    """Let the rows fit, or say why not. The table is made if it is missing and ``create`` is true.
-
-    Raises:
-        SinkUnfit: no table, or one that does not take them.
-    """
+    """Refuse rows that do not fit. With ``create``, create a missing table."""
     if tx.one("table_find", written=table.written) is None:
-        statement = created(tx, table, schema)
+        statement = create_statement(tx, table, schema)
         if not create:
             raise SinkUnfit(
                 f"there is no table for {table.sink}: make it, with\n    "
@@ -219,9 +210,9 @@ def check_table(tx: SinkTransaction, table: Table, schema: StructType, *, create
 def make_stage(
     tx: SinkTransaction, table: Table, name: str, columns: Sequence[str], batch: Batch
 ) -> None:
-    """Make the staging table of a batch, with the types of the table.
+    """Create the staging table of a batch, with the types of the table.
 
-    ``name`` is the batch's alone. Again is harmless, also when only the answer was lost.
+    ``name`` is unique to the batch. Safe to call twice, also when only the answer was lost.
     """
     epochs = {each.range.partition: each.epoch for each in batch.shares}
     tx.run("stage_put", id=name, sink=table.id, grp=batch.group, epochs=json.dumps(epochs))
@@ -236,7 +227,7 @@ def make_stage(
     )
 
 
-def take(
+def insert_staged(
     tx: SinkTransaction,
     table: Table,
     name: str,
@@ -245,13 +236,7 @@ def take(
     attempts: Sequence[str],
     expected: int,
 ) -> int:
-    """Put the staged rows of these attempts into the table; return how many it took.
-
-    Raises:
-        BatchFailed: staged rows are gone.
-        SinkChanged: the table is gone.
-        SinkUnfit: the table does not take them.
-    """
+    """Insert the staged rows of these attempts into the table; return how many it took."""
     if not expected:
         return 0
     stage = {"stage": identifier(stage_name(name)), "attempt": identifier(ATTEMPT)}
@@ -286,7 +271,7 @@ def take(
 
 
 def drop_stage(tx: SinkTransaction, name: str) -> None:
-    """Drop a staging table, or mark it if a task that nobody waits for still writes into it."""
+    """Drop a staging table, or mark it if an abandoned task is still writing into it."""
     stage = identifier(stage_name(name))
     try:
         with tx.connection.transaction():
@@ -300,7 +285,7 @@ def drop_stage(tx: SinkTransaction, name: str) -> None:
 
 
 def drop_old_stages(tx: SinkTransaction, table: Table, age_s: float) -> int:
-    """Drop what dead batches have left: older than this, or under an epoch that is over."""
+    """Drop what crashed batches have left: older than this, or under an epoch that is over."""
     dropped = 0
     for name, group, epochs, is_old in tx.all("stages", sink=table.id, age_s=age_s):
         known = {part: epoch for part, epoch, _ in tx.all("positions", sink=table.id, grp=group)}
@@ -312,14 +297,14 @@ def drop_old_stages(tx: SinkTransaction, table: Table, age_s: float) -> int:
 
 
 def _raw(text: str) -> sql.SQL:
-    """A text of ours that is SQL already."""
+    """Return internal text that is SQL already."""
     return sql.SQL(text)
 
 
 Task: TypeAlias = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
-_ANSWER = "attempt string, rows bigint, refused string, away string"
-_ANSWER_ARROW = pa.schema(
+_RESULT = "attempt string, rows bigint, refused string, away string"
+_RESULT_ARROW = pa.schema(
     [
         ("attempt", pa.string()),
         ("rows", pa.int64()),
@@ -327,7 +312,7 @@ _ANSWER_ARROW = pa.schema(
         ("away", pa.string()),
     ]
 )
-_OLD_S = 86_400.0
+_OLD_STAGE_S = 86_400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -339,7 +324,7 @@ class _StagedRows:
 
 
 class PostgresSink:
-    """See ``Sink``."""
+    """A sink that writes to a PostgreSQL table."""
 
     atomic = True
 
@@ -352,15 +337,15 @@ class PostgresSink:
         create: bool = False,
         patience_s: float = PATIENCE_S,
     ) -> None:
-        """Nothing is asked yet.
+        """Name the table; the server is not asked yet.
 
         ``url``: the database of the table; executors connect to it too. ``table``: as in SQL, with
-        or without its schema. ``key``: columns with a unique index; a row whose key is there takes
-        the place of the other. ``create``: make the table for the first batch if there is none.
+        or without its schema. ``key``: columns with a unique index; a row replaces the one with the
+        same key. ``create``: create the table for the first batch if there is none.
 
         Raises:
-            InvalidUrl: the URL can not be read.
-            UsageError: ``key`` is one text.
+            InvalidUrl: the URL is not valid.
+            UsageError: ``key`` is a string.
         """
         if isinstance(key, str):
             raise UsageError(f"key is a list of columns: write key=[{key!r}]")
@@ -376,16 +361,16 @@ class PostgresSink:
         self._ledger = CommitLedger(sink="", name=self.name)
 
     def open(self, spark: SparkSession | None = None) -> None:
-        """See ``Sink``. Spark is not asked for anything."""
+        """Open the sink. Spark is not used."""
         del spark
         with ExitStack() as undo:
             undo.callback(self.close)
-            self._connect(_make_ready)
-            self._opened().write(lambda tx: drop_old_stages(tx, self._table, _OLD_S))
+            self._connect(_ensure_schema)
+            self._opened().write(lambda tx: drop_old_stages(tx, self._table, _OLD_STAGE_S))
             undo.pop_all()
 
     def open_to_read(self) -> None:
-        """Get ready for ``commits`` and no more. Nothing is made, and nothing removed.
+        """Open the sink only for ``commits``. Nothing is created or removed.
 
         Raises:
             UnknownResource: no sink has ever written to this database.
@@ -393,15 +378,15 @@ class PostgresSink:
         self._connect(self._refuse_unready)
 
     def fence(self, group: str, epochs: Mapping[str, int]) -> Mapping[str, SinkPosition]:
-        """See ``Sink``."""
+        """Raise the epochs and return what was known before."""
         return self._opened().write(lambda tx: self._ledger.fence(tx, group, epochs))
 
     def move(self, group: str, places: Mapping[str, SinkPosition]) -> None:
-        """See ``Sink``."""
+        """Set the positions."""
         self._opened().write(lambda tx: self._ledger.move(tx, group, places))
 
     def stage(self, frame: DataFrame, batch: Batch) -> Staged:
-        """See ``Sink``."""
+        """Stage the rows of the batch."""
         schema, name = frame.schema, new_token()
         check_known(schema, sink=self.name, key=self._key)
 
@@ -411,12 +396,12 @@ class PostgresSink:
 
         self._opened().write(step)
         try:
-            rows = frame.mapInArrow(_task(self._url, name), _ANSWER).collect()
-            copied = [
-                Copied(attempt=attempt, rows=count, refused=refused, away=away)
+            rows = frame.mapInArrow(_task(self._url, name), _RESULT).collect()
+            results = [
+                CopyResult(attempt=attempt, rows=count, refused=refused, away=away)
                 for attempt, count, refused, away in rows
             ]
-            self._check(copied, batch)
+            self._check(results, batch)
         except BaseException:
             self._drop(name)
             raise
@@ -424,13 +409,13 @@ class PostgresSink:
             _StagedRows(
                 batch=name,
                 columns=tuple(schema.names),
-                attempts=tuple(each.attempt for each in copied if each.rows),
-                rows=sum(each.rows for each in copied),
+                attempts=tuple(each.attempt for each in results if each.rows),
+                rows=sum(each.rows for each in results),
             )
         )
 
     def commit(self, staged: Staged, batch: Batch) -> Written:
-        """See ``Sink``.
+        """Commit the staged rows together with the positions.
 
         Raises:
             BatchFailed: the staged rows are gone; stage the batch again.
@@ -439,9 +424,9 @@ class PostgresSink:
         inside: _StagedRows = staged.inside
 
         def step(tx: SinkTransaction) -> Written:
-            done = self._ledger.done(tx, inside.batch, batch)
-            if done is None:
-                rows = take(
+            committed = self._ledger.find_commit(tx, inside.batch, batch)
+            if committed is None:
+                rows = insert_staged(
                     tx,
                     self._table,
                     inside.batch,
@@ -449,23 +434,23 @@ class PostgresSink:
                     attempts=inside.attempts,
                     expected=inside.rows,
                 )
-                done = Written(rows=rows)
-                self._ledger.record(tx, inside.batch, batch, done)
+                committed = Written(rows=rows)
+                self._ledger.record(tx, inside.batch, batch, committed)
             drop_stage(tx, inside.batch)
-            return done
+            return committed
 
         return self._opened().write(step)
 
     def discard(self, staged: Staged) -> None:
-        """See ``Sink``."""
+        """Remove the staged rows."""
         self._drop(staged.inside.batch)
 
     def commits(self, group: str) -> Iterator[Commit]:
-        """See ``Sink``."""
+        """Return the commits of the group, oldest first."""
         return iter(self._opened().write(lambda tx: self._ledger.commits(tx, group)))
 
     def close(self) -> None:
-        """See ``Sink``."""
+        """Close the sink."""
         target, self._target = self._target, None
         if target is not None:
             target.close()
@@ -482,7 +467,7 @@ class PostgresSink:
             target = SinkDatabase(self._address, patience_s=self._patience_s)
             undo.callback(target.close)
             target.write(ready)
-            schema, name = target.write(self._found)
+            schema, name = target.write(self._table_name)
             undo.pop_all()
         self._table = Table(schema=schema, name=name, sink=self.name, key=self._key)
         self._ledger = CommitLedger(sink=self._table.id, name=self.name)
@@ -494,8 +479,8 @@ class PostgresSink:
                 f"no pipeline has ever written to {self.name}: look at the URL and the database"
             )
 
-    def _found(self, tx: SinkTransaction) -> tuple[str, str]:
-        """The schema and the name of the table, or what they will be."""
+    def _table_name(self, tx: SinkTransaction) -> tuple[str, str]:
+        """Return the schema and the name of the table, or what they will be."""
         try:
             parts, current = tx.one("table_parts", written=self._written) or ([], None)
         except psycopg.DataError as error:
@@ -509,11 +494,11 @@ class PostgresSink:
         schema = parts[-2] if len(parts) > 1 else current or "public"
         return str(schema), str(parts[-1])
 
-    def _check(self, copied: Sequence[Copied], batch: Batch) -> None:
-        for each in copied:
+    def _check(self, results: Sequence[CopyResult], batch: Batch) -> None:
+        for each in results:
             if each.refused:
                 raise SinkUnfit(f"{batch.label} does not fit {self.name}: {each.refused}")
-        for each in copied:
+        for each in results:
             if each.away:
                 raise StoreUnavailable(f"a task could not write to {self.name}: {each.away}")
 
@@ -522,23 +507,23 @@ class PostgresSink:
             self._opened().write(lambda tx: drop_stage(tx, name))
 
 
-def _make_ready(tx: SinkTransaction) -> None:
-    """Make the schema if it is not there. Who may not create one needs it made by somebody else."""
+def _ensure_schema(tx: SinkTransaction) -> None:
+    """Create the schema if it does not exist; a user without that right needs it created before."""
     if tx.one("is_ready") != (True,):
         tx.run("alone")
         tx.connection.execute(schema_script())
 
 
 def _task(url: str, batch: str) -> Task:
-    """What runs on the executors. It holds only what can be sent there."""
+    """Return the function that runs on the executors; it holds only what can be pickled."""
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        settle()
-        copied = copy_rows(batches, url=url, batch=batch, attempt=new_suffix())
+        freeze_garbage_collection()
+        results = copy_rows(batches, url=url, batch=batch, attempt=new_suffix())
         arrays = [
             pa.array([value], field.type)
-            for value, field in zip(astuple(copied), _ANSWER_ARROW, strict=True)
+            for value, field in zip(astuple(results), _RESULT_ARROW, strict=True)
         ]
-        yield pa.RecordBatch.from_arrays(arrays, schema=_ANSWER_ARROW)
+        yield pa.RecordBatch.from_arrays(arrays, schema=_RESULT_ARROW)
 
     return write

@@ -1,7 +1,7 @@
-"""The database of a PostgreSQL sink: whole transactions, asked again when a connection breaks.
+"""The database of a PostgreSQL sink: whole transactions, retried when a connection breaks.
 
 A step may be run again after a break, also when its commit was done and only the answer was lost:
-so it must find that out by itself, as the ledger does. Several threads may use it at once.
+so it must find that out, as the ledger does. Several threads may use it at the same time.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ T = TypeVar("T")
 SCHEMA = "leasehold_sink"
 PATIENCE_S = 5.0
 # Shorter than the patience: those that wait for a lock are to see the end of a stopped holder.
-_IDLE_LIMIT_S = 3.0
+_IDLE_TIMEOUT_S = 3.0
 _FIRST_PAUSE_S = 0.02
-_LONGEST_PAUSE_S = 0.5
+_MAX_PAUSE_S = 0.5
 _ENDED_WHILE_IDLE = "25P03"
 # Rows twice in one upsert, no such unique index, a column that is always generated, other types.
 _UNFIT = ("21000", "42P10", "428C9", "42804")
@@ -41,33 +41,33 @@ _UNFIT = ("21000", "42P10", "428C9", "42804")
 
 @cache
 def queries() -> Mapping[str, bytes]:
-    """All statements of the PostgreSQL sink, as the driver wants them."""
+    """Return all statements of the PostgreSQL sink, as the driver wants them."""
     both = {**ledger_queries(f"{SCHEMA}."), **sql_of("target.sql")}
     return {name: translated(text) for name, text in both.items()}
 
 
 def schema_script() -> bytes:
-    """What makes the schema."""
+    """Return what makes the schema."""
     return files("leasehold.spark.sinks").joinpath("sql", "target_schema.sql").read_bytes()
 
 
 def composed(name: str, /, **parts: sql.Composable) -> sql.Composed:
-    """A statement with its identifiers put in. It is to be run with values, if only with none."""
+    """Return a statement with its identifiers; execute it with parameters, even with none."""
     return sql.SQL(queries()[name].decode()).format(**parts)
 
 
 def identifier(*names: str) -> sql.Identifier:
-    """A name, or one with its schema, quoted."""
+    """Return a name, or one with its schema, quoted."""
     return sql.Identifier(*(name.replace("%", "%%") for name in names))
 
 
 def identifiers(names: Iterable[str]) -> sql.Composed:
-    """A list of names."""
+    """Return a list of names."""
     return sql.SQL(", ").join(map(identifier, names))
 
 
 def stage_name(batch: str) -> str:
-    """The table with the staged rows of a batch."""
+    """Return the table with the staged rows of a batch."""
     return f"stage_{batch}"
 
 
@@ -75,7 +75,6 @@ class SinkTransaction(PostgresTx):
     """One open transaction; see ``Tx``."""
 
     def __init__(self, connection: Connection, now: float) -> None:
-        """Over a transaction that has begun."""
         super().__init__(connection, queries(), now)
         self.connection = connection
 
@@ -85,7 +84,7 @@ class SinkTransaction(PostgresTx):
 
 
 class SinkDatabase:
-    """A database. Connects when it is first asked."""
+    """A database. Connects on first use."""
 
     def __init__(self, address: DatabaseAddress, *, patience_s: float = PATIENCE_S) -> None:
         """``patience_s``: how long to try again, and to wait for a lock."""
@@ -96,13 +95,7 @@ class SinkDatabase:
         self._closed = threading.Event()
 
     def write(self, work: Callable[[SinkTransaction], T]) -> T:
-        """Run ``work`` in one transaction; it is durable on return.
-
-        Raises:
-            SinkUnfit: the server refused the rows; nothing was written.
-            StoreUnavailable: no answer in time. It may or may not have been done.
-            StoreUnusable: it answers and can not serve.
-        """
+        """Run ``work`` in one transaction; it is durable on return."""
         until_s, pause_s = self._stopwatch() + self._patience_s, _FIRST_PAUSE_S
         while True:
             try:
@@ -111,16 +104,16 @@ class SinkDatabase:
                     return work(SinkTransaction(connection, float(row[0]) if row else 0.0))
             except psycopg.Error as error:
                 if not passes(error) and error.sqlstate != _ENDED_WHILE_IDLE:
-                    raise meaning(error, self.address) from error
+                    raise to_leasehold_error(error, self.address) from error
                 if self._stopwatch() + pause_s >= until_s or self._closed.wait(pause_s):
                     raise StoreUnavailable(
                         f"{explained(error, self.address)} (given up after "
                         f"{self._patience_s:g} s; what was asked for may have been done)"
                     ) from error
-                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                pause_s = min(2 * pause_s, _MAX_PAUSE_S)
 
     def close(self) -> None:
-        """Close what is idle now, and the rest when its call is over."""
+        """Close what is idle now, and the rest when its call ends."""
         self._closed.set()
         self._drop_idle()
 
@@ -128,7 +121,7 @@ class SinkDatabase:
     def _borrowed(self) -> Iterator[Connection]:
         if self._closed.is_set():
             raise UsageError(f"{self.address.url} is closed: open the sink again")
-        connection = self._taken() or self._connected()
+        connection = self._pop_idle() or self._connect()
         try:
             yield connection
         except BaseException as error:
@@ -145,12 +138,12 @@ class SinkDatabase:
         if self._closed.is_set():
             self._drop_idle()
 
-    def _connected(self) -> Connection:
+    def _connect(self) -> Connection:
         connection = connected(self.address)
         try:
             limits = {
                 "patience_ms": int(self._patience_s * 1000),
-                "idle_ms": int(_IDLE_LIMIT_S * 1000),
+                "idle_ms": int(_IDLE_TIMEOUT_S * 1000),
             }
             connection.execute(queries()["session"], limits)
         except BaseException:
@@ -158,39 +151,39 @@ class SinkDatabase:
             raise
         return connection
 
-    def _taken(self) -> Connection | None:
+    def _pop_idle(self) -> Connection | None:
         try:
-            return self._idle.pop()  # other threads may take one at the same moment
+            return self._idle.pop()  # other threads may take one at the same time
         except IndexError:
             return None
 
     def _drop_idle(self) -> None:
-        while (connection := self._taken()) is not None:
+        while (connection := self._pop_idle()) is not None:
             connection.close()
 
 
 def connected(address: DatabaseAddress) -> Connection:
-    """A new connection; its texts are UTF-8, as Arrow's are."""
+    """Return a new connection; its texts are UTF-8, as Arrow's are."""
     return psycopg.Connection.connect(address.conninfo, autocommit=True, client_encoding="UTF8")
 
 
-def meaning(error: psycopg.Error, address: DatabaseAddress) -> LeaseholdError:
-    """The error to raise: what, why (in the server's words), and what to do."""
+def to_leasehold_error(error: psycopg.Error, address: DatabaseAddress) -> LeaseholdError:
+    """Return the error to raise: what, why (as the server reports it), and what to do."""
     code = error.sqlstate or ""
     unfit = isinstance(error, psycopg.DataError | psycopg.IntegrityError) or code in _UNFIT
     if not unfit and code != "42501":
         return explained(error, address)
-    words = error.diag.message_primary or str(error)
+    message = error.diag.message_primary or str(error)
     if code == "42501":
         return StoreUnusable(
-            f"PostgreSQL at {address.where} refused: {words}; the sink's user needs the right to "
+            f"PostgreSQL at {address.where} refused: {message}; the sink's user needs the right to "
             f"insert into the table (and to update it, with key=), to use the schema {SCHEMA} and "
             "create tables in it, and on first use to create that schema"
         )
     where = (error.diag.context or "").partition("\n")[0]
     advice = "rows with the same key came twice in one batch: group by the key first; "
     return SinkUnfit(
-        f"PostgreSQL at {address.where} refused the rows: {words}"
+        f"PostgreSQL at {address.where} refused the rows: {message}"
         f"{f' ({where})' if where else ''}; {advice if code == '21000' else ''}"
         "nothing was committed"
     )

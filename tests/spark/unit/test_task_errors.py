@@ -8,7 +8,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 
 from leasehold.errors import SinkUnfit, UsageError
-from leasehold.spark.reading import wrong_use_in
+from leasehold.spark.reading import usage_error_in
 from leasehold.spark.standby_query.standby import Standby
 
 TOLD = """[STREAM_FAILED] Query terminated with exception: Traceback (most recent call last):
@@ -27,10 +27,10 @@ def test_a_wrong_use_that_spark_tells_of_is_raised_without_a_restart(error: str)
 
 def test_an_error_of_ours_is_known_by_itself() -> None:
     error = SinkUnfit("no such column")
-    assert wrong_use_in(error) is error
+    assert usage_error_in(error) is error
 
 
 @pytest.mark.parametrize("error", ["StoreUnavailable", "UnknownStream", "NoErrorOfOurs"])
 def test_what_a_restart_may_help_is_no_wrong_use(error: str) -> None:
-    assert wrong_use_in(StreamingQueryException(TOLD.format(error=error))) is None
-    assert wrong_use_in(ValueError(TOLD.format(error="UsageError"))) is None
+    assert usage_error_in(StreamingQueryException(TOLD.format(error=error))) is None
+    assert usage_error_in(ValueError(TOLD.format(error="UsageError"))) is None

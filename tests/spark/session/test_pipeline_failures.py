@@ -39,8 +39,8 @@ def resets(url: str, position: int | None) -> None:
 
     async def now() -> None:
         async with open_store(url) as store:
-            place = None if position is None else Position(sequence_number=position - 1)
-            assert not await store.reset({partition_key("orders", "sums", "0"): place})
+            path = None if position is None else Position(sequence_number=position - 1)
+            assert not await store.reset({partition_key("orders", "sums", "0"): path})
 
     anyio.run(now)
 
@@ -56,7 +56,7 @@ def test_a_function_that_fails_stops_the_pipeline_and_the_range_is_named(
         line.run(until_caught_up=True)
     assert caught.value.ranges == ("0[40, 80)",)
     assert bodies(sink) == list(range(40))
-    assert sink.places["0"].position == 40
+    assert sink.positions["0"].position == 40
 
 
 @pytest.mark.spec("S4", "B6")
@@ -77,7 +77,7 @@ def test_one_bad_event_goes_to_the_dead_letters_and_all_others_are_committed(
     assert letter.properties["leasehold-sequence-number"] == "21"
     assert bodies(sink) == [number for number in range(100) if number != 42]
     assert totals.dropped == 1
-    assert sink.places["0"].position == 50
+    assert sink.positions["0"].position == 50
 
 
 @pytest.mark.spec("B6")
@@ -93,7 +93,7 @@ def test_a_function_that_fails_on_no_events_at_all_stops_under_every_policy(
     with pytest.raises(BatchFailed, match="no_such_column"):
         pipeline(spark, url, sink, poison=policy).transform(broken).run(until_caught_up=True)
     assert not sink.rows
-    assert not any(place.position for place in sink.places.values())
+    assert not any(path.position for path in sink.positions.values())
 
 
 @pytest.mark.spec("B6")
@@ -123,7 +123,7 @@ def test_after_a_crash_the_sink_is_believed_where_it_is_ahead(
 ) -> None:
     """Committed to the sink, and killed before the checkpoint was written."""
     url, sink = made(tmp_path, events=100, partitions=1), MemorySink()
-    sink.places["0"] = SinkPosition(position=60, epoch=0)
+    sink.positions["0"] = SinkPosition(position=60, epoch=0)
     pipeline(spark, url, sink).run(until_caught_up=True)
     assert bodies(sink) == list(range(60, 100))
 
@@ -144,7 +144,7 @@ def test_a_sink_that_was_restored_to_an_older_state_is_refused(
 ) -> None:
     url, sink = made(tmp_path, events=100, partitions=1), MemorySink()
     pipeline(spark, url, sink).run(until_caught_up=True)
-    sink.places["0"] = SinkPosition(position=30, epoch=1)
+    sink.positions["0"] = SinkPosition(position=30, epoch=1)
     sent(url, range(100, 101), partitions=1)  # or there may be nothing to open the sink for
     with pytest.raises(SinkChanged, match="holds events up to 29 of partition 0"):
         pipeline(spark, url, sink).run(until_caught_up=True)
@@ -164,7 +164,7 @@ def test_an_operators_reset_is_honoured_once(spark: SparkSession, tmp_path: Path
 @pytest.mark.spec("B5")
 def test_a_sink_of_another_store_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     url, sink = made(tmp_path, events=10, partitions=1), MemorySink()
-    sink.places["0"] = SinkPosition(position=5, epoch=99)
+    sink.positions["0"] = SinkPosition(position=5, epoch=99)
     with pytest.raises(SinkChanged, match=r"heard of epoch 99 .* store is at 1"):
         pipeline(spark, url, sink).run(until_caught_up=True)
     assert not sink.rows
@@ -173,7 +173,7 @@ def test_a_sink_of_another_store_is_refused(spark: SparkSession, tmp_path: Path)
 @pytest.mark.spec("S4")
 def test_a_place_beyond_the_end_of_the_log_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     url, sink = made(tmp_path, events=10, partitions=1), MemorySink()
-    sink.places["0"] = SinkPosition(position=500, epoch=0)
+    sink.positions["0"] = SinkPosition(position=500, epoch=0)
     with pytest.raises(PositionLost, match=r"partition 0 .* go on at event 500.* before event 10"):
         pipeline(spark, url, sink).run(until_caught_up=True)
     assert not sink.rows
@@ -192,7 +192,7 @@ def test_events_that_retention_removed_are_a_choice(spark: SparkSession, tmp_pat
         first = log.info("orders").parts[0].first_sequence
     assert 0 < first < 20
     sink = MemorySink()
-    sink.places["0"] = SinkPosition(position=0, epoch=0)
+    sink.positions["0"] = SinkPosition(position=0, epoch=0)
     with pytest.raises(PositionLost, match=rf"events 0 to {first - 1} of partition 0"):
         pipeline(spark, url, sink).run(until_caught_up=True)
     pipeline(spark, url, sink, on_trimmed=OnTrimmed.EARLIEST).run(until_caught_up=True)
@@ -219,7 +219,7 @@ def test_a_function_instead_of_a_sink_gets_the_epochs_and_the_checkpoint_follows
     line = Pipeline(spark, "orders", url, "sums").foreach_batch(note)
     line.run(until_caught_up=True)
     assert [count for count, _ in seen] == [100]
-    assert [share.epoch for share in seen[0][1].shares] == [1, 1]
+    assert [part.epoch for part in seen[0][1].shares] == [1, 1]
     Pipeline(spark, "orders", url, "sums").foreach_batch(note).run(until_caught_up=True)
     assert len(seen) == 1
 
@@ -251,7 +251,7 @@ def test_a_segment_that_can_not_be_read_is_named_and_no_event_is_dropped(
         line.run(until_caught_up=True)
     assert caught.value.ranges == ("0[0, 40)",)
     assert not sink.rows
-    assert not sink.places["0"].position
+    assert not sink.positions["0"].position
 
 
 @pytest.mark.spec("S4", "B6")
@@ -291,10 +291,10 @@ def test_a_function_instead_of_a_sink_is_not_called_to_find_a_bad_event(
         seen.append((batch.label, found))
 
     policy = PoisonPolicy.skip(retries=0, pauses=AT_ONCE)
-    told: list[HookEvent] = []
+    result: list[HookEvent] = []
     options = PipelineOptions(poison=policy)
-    line = Pipeline(spark, "orders", url, "sums", options=options, hooks=[told.append])
+    line = Pipeline(spark, "orders", url, "sums", options=options, hooks=[result.append])
     assert line.foreach_batch(note).run(until_caught_up=True).dropped == 1
     assert seen == [("0[0, 2)", [0, 1]), ("0[3, 4)", [3])]
-    lags = [each.lag_events for each in told if isinstance(each, BatchCommitted)]
+    lags = [each.lag_events for each in result if isinstance(each, BatchCommitted)]
     assert lags == [2, 1, 0]

@@ -15,7 +15,7 @@ from leasehold.spark import BatchPart
 from leasehold.spark.log_writer.publication import CommitRequest
 from leasehold.spark.log_writer.publisher import Publisher
 from leasehold.spark.log_writer.staged_rows import StagedFile, StagingPlan, stage
-from leasehold.spark.ranges import Range
+from leasehold.spark.reading import Range
 
 STREAM = "orders"
 PARTITIONS = 3
@@ -54,30 +54,30 @@ def staged(plan: StagingPlan, name: str, count: int, *, tasks: int = 2) -> list[
     return [each for each in files if each is not None]
 
 
-def share(part: str, start: int, end: int, epoch: int = 1) -> BatchPart:
+def batch_part(part: str, start: int, end: int, epoch: int = 1) -> BatchPart:
     return BatchPart(range=Range(partition=part, start=start, end=end), epoch=epoch)
 
 
-def claim(
-    *shares: BatchPart, lane: str = "a", sink: str = "sink/test", **more: object
+def commit_request(
+    *parts: BatchPart, producer: str = "a", sink: str = "sink/test", **more: object
 ) -> CommitRequest:
-    told: dict[str, object] = {
+    fields: dict[str, object] = {
         "sink": sink,
         "group": GROUP,
-        "lane": lane,
-        "shares": shares,
+        "producer": producer,
+        "parts": parts,
         "holder": "driver-1",
         "began_at": datetime(2026, 1, 1, tzinfo=UTC).isoformat(),
     }
-    return CommitRequest(**told | more)  # type: ignore[arg-type]
+    return CommitRequest(**fields | more)  # type: ignore[arg-type]
 
 
-def query(
+def query_request(
     batch: int, *, epoch: int = 0, checkpoint: str = "query", **more: object
 ) -> CommitRequest:
-    """The claim of a streaming query for its batch of this number."""
-    told = {"sink": "query/test", "group": "query/test", "lane": "", "by_number": True}
-    return claim(share(checkpoint, batch, batch + 1, epoch), **told | more)  # type: ignore[arg-type]
+    """The request of a streaming query for its batch of this number."""
+    fields = {"sink": "query/test", "group": "query/test", "producer": "", "by_number": True}
+    return commit_request(batch_part(checkpoint, batch, batch + 1, epoch), **fields | more)  # type: ignore[arg-type]
 
 
 def bodies(url: str, stream: str = STREAM) -> list[str]:

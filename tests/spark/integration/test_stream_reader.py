@@ -15,7 +15,7 @@ from tests.support.spark_streams import STREAM, Stream, numbered, opened_stream
 from leasehold.errors import BeyondEnd, StoreUnavailable, Trimmed, UsageError
 from leasehold.events import PartitionEnds
 from leasehold.log.source import LogRanges
-from leasehold.spark.reading import closed
+from leasehold.spark.reading import close_stream
 from leasehold.spark.schema import EVENTS
 from leasehold.spark.source.data_source import LeaseholdSource
 from leasehold.spark.source.options import parse
@@ -36,7 +36,7 @@ class Impatient(ManualClock):
 def stream(tmp_path: Path) -> Iterator[Stream]:
     with opened_stream(tmp_path, segment_bytes=65536) as made:
         yield made
-        closed(STREAM, made.url)
+        close_stream(STREAM, made.url)
 
 
 def reader(stream: Stream, **options: str) -> EventStream:

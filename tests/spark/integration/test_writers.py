@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.publishing import STREAM, counted, left_over, make_log, publisher, staged
+from tests.support.log_publisher import STREAM, counted, left_over, make_log, publisher, staged
 
 from leasehold.clock import new_token
 from leasehold.errors import StoreUnavailable
@@ -20,10 +20,10 @@ from leasehold.spark.source.write import BatchWriter, StreamWriter, TaskResult, 
 def url(tmp_path: Path) -> Iterator[str]:
     made = f"sqlite:///{tmp_path}/store.db"
     make_log(made, tmp_path)
-    before = dict(write._KEPT)
+    before = dict(write._PUBLISHERS)
     yield made
-    for key in set(write._KEPT) - set(before):
-        write._KEPT.pop(key).close()
+    for key in set(write._PUBLISHERS) - set(before):
+        write._PUBLISHERS.pop(key).close()
 
 
 @pytest.fixture(params=["commit", "publish"])
@@ -46,13 +46,13 @@ def batch_of_three(url: str) -> tuple[BatchWriter, list[TaskResult]]:
     made = publisher(url)
     plan = made.plan()
     made.close()
-    told = [TaskResult(each) for each in staged(plan, "a", 3)]
-    return BatchWriter(WriteOptions(stream=STREAM, store=url), plan, token=new_token()), told
+    results = [TaskResult(each) for each in staged(plan, "a", 3)]
+    return BatchWriter(WriteOptions(stream=STREAM, store=url), plan, token=new_token()), results
 
 
 def query_of(url: str, checkpoint: str) -> StreamWriter:
     options = WriteOptions(stream=STREAM, store=url, name="copy", checkpoint=checkpoint)
-    return StreamWriter(options, write._kept(options).plan(shared=True))
+    return StreamWriter(options, write._cached_publisher(options).plan(shared=True))
 
 
 def put(query: StreamWriter, name: str, number: int) -> None:
@@ -63,8 +63,8 @@ def put(query: StreamWriter, name: str, number: int) -> None:
 def test_a_save_whose_answer_was_lost_is_found(
     url: str, tmp_path: Path, lost_answers: list[int]
 ) -> None:
-    writer, told = batch_of_three(url)
-    writer.commit(told)
+    writer, results = batch_of_three(url)
+    writer.commit(results)
     assert not lost_answers
     assert counted(url) == {"a": 3}
     assert not left_over(tmp_path)
@@ -76,11 +76,11 @@ def test_a_save_whose_answer_was_lost_is_found(
 def test_a_batch_of_a_query_whose_id_can_not_be_read_is_not_stored_again(
     url: str, tmp_path: Path, prefix: str, trouble: str
 ) -> None:
-    place = tmp_path / "checkpoint"
-    metadata = place / "metadata"
-    place.mkdir()
+    path = tmp_path / "checkpoint"
+    metadata = path / "metadata"
+    path.mkdir()
     metadata.write_text(json.dumps({"id": "b1f2"}))
-    query = query_of(url, f"{prefix}{place}")
+    query = query_of(url, f"{prefix}{path}")
     put(query, "a", 0)
     metadata.unlink()
     if trouble == "unreadable":

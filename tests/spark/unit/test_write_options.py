@@ -39,29 +39,29 @@ def test_an_unknown_option_is_refused_with_the_nearest() -> None:
 
 
 def test_a_fence_is_whole() -> None:
-    told = {"store": STORE, "path": "orders"}
-    whole = parse(told | {"Fence.Key": "job/a", "fence.epoch": "7"}, streaming=True)
+    parsed = {"store": STORE, "path": "orders"}
+    whole = parse(parsed | {"Fence.Key": "job/a", "fence.epoch": "7"}, streaming=True)
     assert (whole.fence_key, whole.fence_epoch) == ("job/a", 7)
     for half in ({"fence.key": "job/a"}, {"fence.epoch": "7"}):
         with pytest.raises(InvalidOptions, match="belong together"):
-            parse(told | half, streaming=True)
+            parse(parsed | half, streaming=True)
     with pytest.raises(UsageError, match="whole number"):
-        parse(told | {"fence.key": "job/a", "fence.epoch": "x"}, streaming=True)
+        parse(parsed | {"fence.key": "job/a", "fence.epoch": "x"}, streaming=True)
     with pytest.raises(InvalidName):
-        parse(told | {"name": " a "}, streaming=True)
+        parse(parsed | {"name": " a "}, streaming=True)
 
 
 def test_a_query_is_known_by_its_checkpoint_or_by_a_name(tmp_path: Path) -> None:
-    told = {"store": STORE, "path": "orders"}
-    here = parse(told | {"checkpointLocation": f"file:{tmp_path}"}, streaming=True)
+    parsed = {"store": STORE, "path": "orders"}
+    here = parse(parsed | {"checkpointLocation": f"file:{tmp_path}"}, streaming=True)
     check_identity(here)
     assert not checkpoint_id(here)  # it was never started
     (tmp_path / "metadata").write_text(json.dumps({"id": "b1f2"}))
     assert checkpoint_id(here) == "b1f2"
-    far = parse(told | {"checkpointLocation": "s3a://bucket/x"}, streaming=True)
-    nowhere = parse(told, streaming=True)
+    far = parse(parsed | {"checkpointLocation": "s3a://bucket/x"}, streaming=True)
+    nowhere = parse(parsed, streaming=True)
     for options in (far, nowhere):
         assert not checkpoint_id(options)
         with pytest.raises(UsageError, match="option"):
             check_identity(options)
-    check_identity(parse(told | {"name": "copy"}, streaming=True))
+    check_identity(parse(parsed | {"name": "copy"}, streaming=True))

@@ -1,4 +1,4 @@
-"""Worlds for ``sink_contract``: a Parquet directory and a PostgreSQL table, without Spark."""
+"""Setups for ``sink_contract``: a Parquet directory and a PostgreSQL table, without Spark."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _NUMBERS = count(1)
 
 
-class LocalWorld:
+class LocalSetup:
     """Frames in this process."""
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class LocalWorld:
         self.stack.close()
 
 
-class ParquetWorld(LocalWorld):
+class ParquetSetup(LocalSetup):
     def __init__(self, directory: Path, store: str, *, partition_by: Sequence[str] = ()) -> None:
         super().__init__()
         self.directory, self.store, self.partition_by = directory, store, partition_by
@@ -55,7 +55,7 @@ class ParquetWorld(LocalWorld):
         return sorted(found)
 
 
-class PostgresWorld(LocalWorld):
+class PostgresSetup(LocalSetup):
     def __init__(self, url: str, *, key: Sequence[str] | None = None) -> None:
         super().__init__()
         self.url, self.key = url, key
@@ -75,7 +75,7 @@ class PostgresWorld(LocalWorld):
         return [(int(str(number)), str(word)) for number, word in rows]
 
 
-WORLDS = ("parquet, sqlite", "parquet, postgres", "parquet, in directories", "postgres", "by key")
+SETUPS = ("parquet, sqlite", "parquet, postgres", "parquet, in directories", "postgres", "by key")
 
 
 def served(kind: str) -> bool:
@@ -83,13 +83,13 @@ def served(kind: str) -> bool:
     return kind not in {"parquet, sqlite", "parquet, in directories"}
 
 
-def world(kind: str, tmp_path: Path, url: str) -> ParquetWorld | PostgresWorld:
-    """One of ``WORLDS``; ``url`` is a PostgreSQL database that they may share."""
+def setup(kind: str, tmp_path: Path, url: str) -> ParquetSetup | PostgresSetup:
+    """One of ``SETUPS``; ``url`` is a PostgreSQL database that they may share."""
     directory, file = tmp_path / "words", f"sqlite:///{tmp_path}/leases.db"
     if kind == "parquet, sqlite":
-        return ParquetWorld(directory, file)
+        return ParquetSetup(directory, file)
     if kind == "parquet, in directories":
-        return ParquetWorld(directory, file, partition_by=("word",))
+        return ParquetSetup(directory, file, partition_by=("word",))
     if kind == "parquet, postgres":
-        return ParquetWorld(directory, url)
-    return PostgresWorld(url, key=["id"] if kind == "by key" else None)
+        return ParquetSetup(directory, url)
+    return PostgresSetup(url, key=["id"] if kind == "by key" else None)

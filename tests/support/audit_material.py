@@ -13,7 +13,7 @@ from leasehold.model import Checkpoint, EndReason, Position, Term
 from leasehold.names import partition_key
 from leasehold.spark import Commit
 from leasehold.spark.audit import AuditMaterial
-from leasehold.spark.ranges import Range
+from leasehold.spark.reading import Range
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 

@@ -14,16 +14,15 @@ from tests.support.spark_streams import STREAM, Stream, numbered, opened_stream
 
 from leasehold.errors import BeyondEnd, DataDamaged, Trimmed, UnknownStream, UsageError
 from leasehold.spark import reading
-from leasehold.spark.ranges import Range
-from leasehold.spark.reading import closed, events, opened
-from leasehold.spark.schema import EVENTS, arrow_of, cut
+from leasehold.spark.reading import Range, close_stream, open_stream, read_events
+from leasehold.spark.schema import EVENTS, arrow_schema, select_columns
 
 
 @pytest.fixture
 def stream(tmp_path: Path) -> Iterator[Stream]:
     with opened_stream(tmp_path) as made:
         yield made
-        closed(STREAM, made.url)
+        close_stream(STREAM, made.url)
 
 
 def whole(*ranges: tuple[str, int, int]) -> list[Range]:
@@ -44,9 +43,9 @@ def test_ranges_come_whole_in_order_and_with_the_schema_of_spark(stream: Stream)
     stream.send(2, numbered(0, 4))
     ranges = whole(("2", 1, 3), ("0", 3, 9))
 
-    batches = list(events(STREAM, stream.url, ranges, EVENTS.fieldNames()))
+    batches = list(read_events(STREAM, stream.url, ranges, EVENTS.fieldNames()))
 
-    assert all(batch.schema == arrow_of(EVENTS) for batch in batches)
+    assert all(batch.schema == arrow_schema(EVENTS) for batch in batches)
     assert numbers(iter(batches)) == [("2", 1), ("2", 2), *(("0", n) for n in range(3, 9))]
     bodies = [body for batch in batches for body in batch.column("body").to_pylist()]
     assert bodies[2] == b'{"n": 3, "name": "e3"}'
@@ -58,7 +57,7 @@ def test_columns_come_in_the_order_and_with_the_nullability_that_is_asked_for(
     stream.send(1, numbered(0, 4))
     schema = pa.schema([pa.field("body", pa.binary()), pa.field("key", pa.utf8())])
 
-    [batch] = events(f"log:{STREAM}", stream.url, whole(("1", 0, 4)), schema)
+    [batch] = read_events(f"log:{STREAM}", stream.url, whole(("1", 0, 4)), schema)
 
     assert batch.schema == schema
     assert batch.column("key").to_pylist() == [None, "k1", "k2", None]
@@ -70,7 +69,7 @@ def test_small_frames_are_joined_and_large_ones_sent_in_parts(stream: Stream) ->
     ranges = whole(("0", 0, 200), ("1", 0, 100))
 
     batches = list(
-        events(
+        read_events(
             STREAM,
             stream.url,
             ranges,
@@ -91,12 +90,12 @@ def test_small_frames_are_joined_and_large_ones_sent_in_parts(stream: Stream) ->
 def test_a_large_frame_is_not_copied(stream: Stream) -> None:
     stream.send(0, numbered(0, 2000))
 
-    [batch] = events(STREAM, stream.url, whole(("0", 0, 2000)), ["body"])
+    [batch] = read_events(STREAM, stream.url, whole(("0", 0, 2000)), ["body"])
 
-    [source] = opened(STREAM, stream.url).read("0", 0, 2000)
+    [source] = open_stream(STREAM, stream.url).read("0", 0, 2000)
     assert batch.num_rows == 2000
     before = pa.total_allocated_bytes()
-    [again] = events(STREAM, stream.url, whole(("0", 0, 2000)), ["body"])
+    [again] = read_events(STREAM, stream.url, whole(("0", 0, 2000)), ["body"])
     assert again.equals(batch)
     assert pa.total_allocated_bytes() - before < source.arrow.nbytes // 10
 
@@ -107,7 +106,7 @@ def test_large_events_are_bounded_by_their_bytes(
     monkeypatch.setattr(reading, "MAX_BYTES", 1 << 10)
     stream.send(0, numbered(0, 200))
 
-    batches = list(events(STREAM, stream.url, whole(("0", 0, 200)), ["body"]))
+    batches = list(read_events(STREAM, stream.url, whole(("0", 0, 200)), ["body"]))
 
     assert sum(batch.num_rows for batch in batches) == 200
     assert max(batch.nbytes for batch in batches) < 3 << 10
@@ -121,27 +120,27 @@ def test_short_cuts_of_large_frames_are_joined_by_what_they_are_and_not_by_their
     stream.send(0, numbered(0, 2000), numbered(2000, 2000))
     ranges = whole(*(("0", first, first + 10) for first in range(0, 4000, 400)))
 
-    [batch] = events(STREAM, stream.url, ranges, ["sequence_number", "body"])
+    [batch] = read_events(STREAM, stream.url, ranges, ["sequence_number", "body"])
 
     assert batch.num_rows == 100
 
 
 @pytest.mark.process
 def test_a_stream_is_opened_once_for_a_process_and_anew_after_a_fork(stream: Stream) -> None:
-    first = opened(STREAM, stream.url)
+    first = open_stream(STREAM, stream.url)
 
-    assert opened(STREAM, stream.url) is first
+    assert open_stream(STREAM, stream.url) is first
     child = os.fork()
     if not child:
-        os._exit(0 if opened(STREAM, stream.url) is not first else 1)
+        os._exit(0 if open_stream(STREAM, stream.url) is not first else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    closed(STREAM, stream.url)
-    assert opened(STREAM, stream.url) is not first
+    close_stream(STREAM, stream.url)
+    assert open_stream(STREAM, stream.url) is not first
 
 
 def test_an_unknown_column_is_refused_before_anything_is_opened() -> None:
     with pytest.raises(UsageError, match="no column 'size'"):
-        events(STREAM, "sqlite:////nowhere/log.db", [], ["size"])
+        read_events(STREAM, "sqlite:////nowhere/log.db", [], ["size"])
 
 
 def test_damage_is_told_with_partition_and_range(stream: Stream) -> None:
@@ -154,7 +153,7 @@ def test_damage_is_told_with_partition_and_range(stream: Stream) -> None:
             path.write_bytes(data)
 
     with pytest.raises(DataDamaged, match=r"events 0\[10, 40\) of 'orders' can not be read"):
-        list(events(STREAM, stream.url, whole(("0", 10, 40)), ["key"]))
+        list(read_events(STREAM, stream.url, whole(("0", 10, 40)), ["key"]))
 
 
 def test_an_end_that_can_not_be_told_is_an_error_and_not_an_earlier_end(stream: Stream) -> None:
@@ -164,7 +163,7 @@ def test_an_end_that_can_not_be_told_is_an_error_and_not_an_earlier_end(stream: 
         if data.startswith(b"LHSEGMNT"):
             path.write_bytes(b"\0" * 64 + data[64:])
 
-    source = opened(STREAM, stream.url)
+    source = open_stream(STREAM, stream.url)
 
     assert source.ends(["1"])["1"].next == 0
     with pytest.raises(DataDamaged):
@@ -175,7 +174,7 @@ def test_what_is_not_there_yet_is_told_with_partition_and_range(stream: Stream) 
     stream.send(0, numbered(0, 5))
 
     with pytest.raises(BeyondEnd, match=r"events 0\[0, 9\) of 'orders' can not be read") as caught:
-        list(events(STREAM, stream.url, whole(("0", 0, 9)), ["key"]))
+        list(read_events(STREAM, stream.url, whole(("0", 0, 9)), ["key"]))
 
     assert caught.value.end == 5
 
@@ -187,17 +186,17 @@ def test_what_retention_has_removed_is_told_with_partition_and_range(tmp_path: P
         stream.log.trim(STREAM, execute=True, keep_bytes=1)
 
         with pytest.raises(Trimmed, match=r"events 0\[0, 100\) of 'orders'"):
-            list(events(STREAM, stream.url, whole(("0", 0, 100)), ["key"]))
-        closed(STREAM, stream.url)
+            list(read_events(STREAM, stream.url, whole(("0", 0, 100)), ["key"]))
+        close_stream(STREAM, stream.url)
 
 
 def test_a_stream_that_was_deleted_is_told(stream: Stream) -> None:
     stream.send(0, numbered(0, 5))
-    opened(STREAM, stream.url)
+    open_stream(STREAM, stream.url)
     stream.log.delete(STREAM)
 
     with pytest.raises(UnknownStream, match=r"events 0\[0, 5\)"):
-        list(events(STREAM, stream.url, whole(("0", 0, 5)), ["key"]))
+        list(read_events(STREAM, stream.url, whole(("0", 0, 5)), ["key"]))
 
 
 @pytest.mark.process
@@ -205,18 +204,18 @@ def test_reading_does_not_load_pandas(stream: Stream) -> None:
     # It takes a second of each worker, and Arrow loads it wherever it can.
     stream.send(1, numbered(0, 4))
     program = (
-        "import sys; from leasehold.spark import source; from leasehold.spark.ranges import Range;"
-        "from leasehold.spark.reading import events; from leasehold.spark.schema import EVENTS;"
+        "import sys; from leasehold.spark import source; from leasehold.spark.schema import EVENTS;"
+        "from leasehold.spark.reading import Range, read_events;"
         "rows = [Range(partition='1', start=0, end=4)];"
-        f"[batch] = events({STREAM!r}, {stream.url!r}, rows, EVENTS.fieldNames());"
+        f"[batch] = read_events({STREAM!r}, {stream.url!r}, rows, EVENTS.fieldNames());"
         "print(batch.num_rows, 'pandas' in sys.modules)"
     )
 
-    said = subprocess.run(
+    output = subprocess.run(
         [sys.executable, "-c", program], check=True, capture_output=True, text=True
     )
 
-    assert said.stdout.split() == ["4", "False"]
+    assert output.stdout.split() == ["4", "False"]
 
 
 @pytest.mark.process
@@ -230,18 +229,19 @@ def test_only_in_a_worker_of_spark_modules_are_kept_out_of_collections(
     program = (
         "import gc, sys; from importlib.machinery import ModuleSpec;"
         f"sys.modules['__main__'].__spec__ = ModuleSpec({module!r}, None);"
-        "from leasehold.spark.reading import settle; settle(); first = gc.get_freeze_count();"
-        "kept = [[] for _ in range(1000)]; settle();"
+        "from leasehold.spark.reading import freeze_garbage_collection as freeze;"
+        "freeze(); first = gc.get_freeze_count();"
+        "kept = [[] for _ in range(1000)]; freeze();"
         "print(first > 10_000, gc.get_freeze_count() == first)"
     )
 
-    said = subprocess.run(
+    output = subprocess.run(
         [sys.executable, "-c", program], check=True, capture_output=True, text=True
     )
 
-    assert said.stdout.split() == [frozen, "True"]
+    assert output.stdout.split() == [frozen, "True"]
 
 
 def test_no_ranges_give_no_batches(stream: Stream) -> None:
-    assert list(events(STREAM, stream.url, [], cut(["key"]).fieldNames())) == []
-    assert list(events(STREAM, stream.url, whole(("0", 0, 0)), ["key"])) == []
+    assert list(read_events(STREAM, stream.url, [], select_columns(["key"]).fieldNames())) == []
+    assert list(read_events(STREAM, stream.url, whole(("0", 0, 0)), ["key"])) == []

@@ -9,8 +9,8 @@ from typing import cast
 import pytest
 from pyspark.sql import SparkSession
 from tests.support.local_frames import local_frame
+from tests.support.log_publisher import STREAM, counted, left_over, make_log
 from tests.support.postgres import database, execute
-from tests.support.publishing import STREAM, counted, left_over, make_log
 from tests.support.sink_contract import GROUP, batch_of
 
 from leasehold.errors import StoreUnavailable, UnknownResource
@@ -71,7 +71,7 @@ def test_a_batch_that_is_not_published_stays_so_and_its_rows_are_not_missed(
         with pytest.raises(StoreUnavailable):
             sink.commit(sink.stage(local_frame("body string", [("a:1",)]), batch), batch)
         sink.close()
-    monkeypatch.setattr("leasehold.spark.log_writer.publication_ledger._UNTENDED_S", 0.0)
+    monkeypatch.setattr("leasehold.spark.log_writer.publication_ledger._HEARTBEAT_TIMEOUT_S", 0.0)
 
     sink = LogSink(STREAM, store=url)
     assert seen(sink) == ["0[0, 1)"]

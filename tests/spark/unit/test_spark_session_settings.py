@@ -9,38 +9,38 @@ import pytest
 from pyspark.conf import SparkConf
 
 from leasehold.spark.sessions import (
-    _ARROW,
-    _UNCHECKED,
-    _add,
+    _ARROW_OPTION,
+    _UNSAFE_ACCESS,
+    _add_java_option,
     _defaults,
     _prepare_environment,
-    told_master,
+    configured_master,
 )
 
 OPTIONS = "spark.driver.extraJavaOptions"
 
 
 @pytest.mark.parametrize(
-    ("told", "then"),
+    ("options", "then"),
     [
-        ("", _ARROW),
-        ("-Xss8m", f"-Xss8m {_ARROW}"),
-        (f"-D{_UNCHECKED}=false -Xss8m", f"-D{_UNCHECKED}=false -Xss8m"),
+        ("", _ARROW_OPTION),
+        ("-Xss8m", f"-Xss8m {_ARROW_OPTION}"),
+        (f"-D{_UNSAFE_ACCESS}=false -Xss8m", f"-D{_UNSAFE_ACCESS}=false -Xss8m"),
     ],
 )
 def test_an_option_is_added_to_those_of_the_program_unless_it_has_a_word_on_it(
-    told: str, then: str
+    options: str, then: str
 ) -> None:
-    conf = SparkConf(loadDefaults=False).set(OPTIONS, told)
+    conf = SparkConf(loadDefaults=False).set(OPTIONS, options)
 
-    _add(conf, _ARROW, unless=_UNCHECKED)
+    _add_java_option(conf, _ARROW_OPTION, unless=_UNSAFE_ACCESS)
 
     assert conf.get(OPTIONS) == then
 
 
 @pytest.mark.parametrize("master", ["local[2]", "spark://host:7077", "yarn"])
 def test_executors_read_arrow_as_the_driver_does(master: str) -> None:
-    assert _defaults(master)["spark.executor.extraJavaOptions"] == _ARROW
+    assert _defaults(master)["spark.executor.extraJavaOptions"] == _ARROW_OPTION
 
 
 @pytest.fixture
@@ -103,14 +103,14 @@ def test_the_master_is_found_as_spark_finds_it(tmp_path: Path, arguments: str, m
     )
     other = tmp_path / "other.conf"
     other.write_text("spark.master=spark://other:1\nspark.masterly y\n")
-    told = {
+    options = {
         "PYSPARK_SUBMIT_ARGS": arguments.replace("OTHER", str(other)),
         "SPARK_CONF_DIR": str(tmp_path),
         "MASTER": "spark://variable:1",
     }
-    assert told_master(told) == master
+    assert configured_master(options) == master
 
 
 def test_without_any_word_there_is_no_master(tmp_path: Path) -> None:
-    assert told_master({"SPARK_CONF_DIR": str(tmp_path)}) == ""
-    assert told_master({"SPARK_HOME": str(tmp_path), "MASTER": "yarn"}) == "yarn"
+    assert configured_master({"SPARK_CONF_DIR": str(tmp_path)}) == ""
+    assert configured_master({"SPARK_HOME": str(tmp_path), "MASTER": "yarn"}) == "yarn"

@@ -14,7 +14,7 @@ from tests.support.delta_tables import GROUP, NO_SPARK, opened, put
 from leasehold.errors import SinkUnfit, StoreUnavailable, VolumeUnusable
 from leasehold.spark import DeltaSink, ParquetSink
 from leasehold.spark.sinks.delta.files import TaskWriter
-from leasehold.spark.sinks.delta.storage import Storage, storage
+from leasehold.spark.sinks.delta.storage import Storage, storage_at
 from leasehold.spark.sinks.parquet.files import write_files
 
 Opening = Callable[[Path], None]
@@ -42,43 +42,43 @@ def _all_in(directory: Path) -> set[str]:
 
 @pytest.mark.parametrize("commits", [True, False], ids=["with-rows", "only-fenced"])
 def test_a_parquet_sink_does_not_write_into_a_delta_table(tmp_path: Path, commits: bool) -> None:
-    place = tmp_path / "delays"
-    table = opened(place)
+    path = tmp_path / "delays"
+    table = opened(path)
     table.fence(GROUP, {"0": 1})
     if commits:
-        put(table, place, ("0", 0, 3, 1))
+        put(table, path, ("0", 0, 3, 1))
     before = _all_in(tmp_path)
-    sink = ParquetSink(place, store=f"sqlite:///{tmp_path}/leases.db")
+    sink = ParquetSink(path, store=f"sqlite:///{tmp_path}/leases.db")
     with pytest.raises(SinkUnfit, match=r"^parquet:.*delays can not be used: a Delta table is"):
         sink.open()
     assert _all_in(tmp_path) == before, "not even a store was made"
 
 
 def test_a_delta_table_is_not_made_in_the_directory_of_a_parquet_sink(tmp_path: Path) -> None:
-    place = tmp_path / "delays"
-    sink = ParquetSink(place, store=f"sqlite:///{tmp_path}/leases.db")
+    path = tmp_path / "delays"
+    sink = ParquetSink(path, store=f"sqlite:///{tmp_path}/leases.db")
     sink.open()
     sink.close()
     with pytest.raises(SinkUnfit, match=r"^delta:.*delays can not be used: a Parquet sink is in"):
-        opened(place)
-    assert _all_in(place) == {"_leasehold.json"}
+        opened(path)
+    assert _all_in(path) == {"_leasehold.json"}
 
 
 def test_each_opens_its_own_directory_again_and_makes_those_above_it(
     tmp_path: Path, opening: Opening
 ) -> None:
-    place = tmp_path / "not" / "there" / "yet"
-    opening(place)
-    assert place.is_dir()
-    opening(place)
+    path = tmp_path / "not" / "there" / "yet"
+    opening(path)
+    assert path.is_dir()
+    opening(path)
 
 
 def test_a_file_is_no_directory(tmp_path: Path, opening: Opening) -> None:
-    place = tmp_path / "delays"
-    place.write_text("mine", encoding="utf-8")
+    path = tmp_path / "delays"
+    path.write_text("mine", encoding="utf-8")
     with pytest.raises(SinkUnfit, match=r"delays is a file, not a directory: give"):
-        opening(place)
-    assert place.read_text(encoding="utf-8") == "mine"
+        opening(path)
+    assert path.read_text(encoding="utf-8") == "mine"
 
 
 @pytest.mark.parametrize(
@@ -100,17 +100,17 @@ def test_a_directory_that_is_there_and_takes_no_files_is_told_too(tmp_path: Path
         opened(Path("/proc")).fence(GROUP, {"0": 1})
 
 
-def _written_by_delta(place: Path, by: tuple[str, ...], value: str) -> None:
-    place.mkdir(exist_ok=True)
+def _written_by_delta(path: Path, by: tuple[str, ...], value: str) -> None:
+    path.mkdir(exist_ok=True)
     rows = pa.RecordBatch.from_pydict({"name": [value], "n": [1]})
-    writer = TaskWriter(place=storage(place, None), token="t", partition_by=by, required=())
-    writer.written("part-leasehold-0", iter([rows]))
+    writer = TaskWriter(storage=storage_at(path, None), token="t", partition_by=by, required=())
+    writer.write("part-leasehold-0", iter([rows]))
 
 
-def _written_by_parquet(place: Path, by: tuple[str, ...], value: str) -> None:
-    place.mkdir(exist_ok=True)
+def _written_by_parquet(path: Path, by: tuple[str, ...], value: str) -> None:
+    path.mkdir(exist_ok=True)
     rows = pa.RecordBatch.from_pydict({"name": [value], "n": [1]})
-    write_files([rows], directory=str(place), batch="b", attempt="a", partition_by=by)
+    write_files([rows], directory=str(path), batch="b", attempt="a", partition_by=by)
 
 
 @pytest.mark.parametrize("write", [_written_by_delta, _written_by_parquet])
@@ -121,10 +121,10 @@ def test_a_full_disk_of_a_task_is_told_as_one_and_nothing_is_left(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
-    place = tmp_path / "delays"
+    path = tmp_path / "delays"
     with pytest.raises(VolumeUnusable, match=r"delays on this machine \(.*No space left"):
-        write(place, (), "a")
-    assert _all_in(place) == set()
+        write(path, (), "a")
+    assert _all_in(path) == set()
 
 
 def test_a_value_that_is_too_long_for_a_directory_is_the_fault_of_its_row(tmp_path: Path) -> None:
@@ -141,8 +141,8 @@ def test_a_bucket_that_a_task_does_not_reach_is_a_store_that_is_away(
     monkeypatch.setattr(Storage, "open_fs", lambda _: fs.SubTreeFileSystem(str(tmp_path), DISK))
     monkeypatch.setattr(Storage, "finish", cut_off)
     rows = pa.RecordBatch.from_pydict({"n": [1]})
-    place = storage("s3://user:secret@bucket/delays", None)
-    writer = TaskWriter(place=place, token="t", partition_by=(), required=())
+    storage = storage_at("s3://user:secret@bucket/delays", None)
+    writer = TaskWriter(storage=storage, token="t", partition_by=(), required=())
     with pytest.raises(StoreUnavailable, match=r"s3://bucket/delays \(the connection was cut\)"):
-        writer.written("part-leasehold-0", iter([rows]))
+        writer.write("part-leasehold-0", iter([rows]))
     assert _all_in(tmp_path) == set()

@@ -15,41 +15,41 @@ import sys
 import threading
 from typing import Any
 
+from tests.support.log_publisher import publisher, query_request, staged
 from tests.support.pausing import pause_me
-from tests.support.publishing import publisher, query, staged
 
 from leasehold.cli.fast_start import leave_pandas_out
 from leasehold.errors import LeaseholdError
-from leasehold.spark.log_writer import publisher as publishing_sending
+from leasehold.spark.log_writer import publisher as publisher_module
 
 
 def say(**what: object) -> None:
     print(json.dumps(what), flush=True)
 
 
-def main(told: dict[str, Any]) -> None:
+def main(task_options: dict[str, Any]) -> None:
     calls, lock = 0, threading.Lock()
 
     def step(name: str) -> None:
         nonlocal calls
-        if name != told.get("at"):
+        if name != task_options.get("at"):
             return
         with lock:
             calls += 1
-            if calls == told["times"]:
+            if calls == task_options["times"]:
                 say(at=name)
-                if told["signal"] == "STOP":
-                    pause_me(told["url"])
+                if task_options["signal"] == "STOP":
+                    pause_me(task_options["url"])
                 else:
                     os.kill(os.getpid(), signal.SIGKILL)
 
     # So that a batch is sent in many deliveries.
-    publishing_sending._MAX_PARCELS = 1
-    opened = publisher(told["url"], step=step)
-    for number in range(told["first"], told["first"] + told["count"]):
-        files = staged(opened.plan(), f"b{number}", told["rows"], tasks=4)
+    publisher_module._MAX_SYNC_FRAMES = 1
+    opened = publisher(task_options["url"], step=step)
+    for number in range(task_options["first"], task_options["first"] + task_options["count"]):
+        files = staged(opened.plan(), f"b{number}", task_options["rows"], tasks=4)
         try:
-            opened.commit(query(number, epoch=told["epoch"]), files)
+            opened.commit(query_request(number, epoch=task_options["epoch"]), files)
         except LeaseholdError as error:
             opened.discard(files)
             say(batch=number, refused=type(error).__name__)

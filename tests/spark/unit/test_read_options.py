@@ -8,18 +8,18 @@ import pytest
 
 from leasehold.errors import InvalidOptions, UsageError
 from leasehold.events import Start
-from leasehold.spark.ranges import Range
+from leasehold.spark.reading import Range
 from leasehold.spark.source.options import check_kind, parse
 
 STORE = "postgresql://me:secret@db/leases"
 
 
-def said(**given: str) -> dict[str, str]:
+def parsed(**given: str) -> dict[str, str]:
     return {"store": STORE, "path": "orders"} | given
 
 
 def test_without_more_words_everything_is_read() -> None:
-    options = parse(said())
+    options = parse(parsed())
 
     assert (options.source, options.store) == ("orders", STORE)
     assert options.partitions is None
@@ -31,7 +31,7 @@ def test_without_more_words_everything_is_read() -> None:
 
 def test_each_option_is_read() -> None:
     options = parse(
-        said(
+        parsed(
             partitions="0, 3",
             start="2026-01-01T00:00:00Z",
             starts='{"0": 5, "3": "latest"}',
@@ -56,27 +56,27 @@ def test_each_option_is_read() -> None:
 
 
 def test_names_may_be_written_in_any_case() -> None:
-    assert parse(said(MAXEVENTSPERTRIGGER="9")).max_events == 9
-    assert parse(said(maxeventspertrigger="9")).max_events == 9
+    assert parse(parsed(MAXEVENTSPERTRIGGER="9")).max_events == 9
+    assert parse(parsed(maxeventspertrigger="9")).max_events == 9
 
 
 def test_exact_ranges_are_read() -> None:
-    options = parse(said(ranges='[["0", 5, 9]]'))
+    options = parse(parsed(ranges='[["0", 5, 9]]'))
 
     assert options.ranges == (Range(partition="0", start=5, end=9),)
 
 
 def test_an_unknown_option_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(UsageError, match="no option 'maxevents': did you mean maxEventsPerTrigger"):
-        parse(said(maxevents="5"))
+        parse(parsed(maxevents="5"))
     with pytest.raises(UsageError, match="no option 'starting': did you mean start"):
-        parse(said(starting="latest"))
+        parse(parsed(starting="latest"))
     with pytest.raises(UsageError, match="no option 'zzz': there are store, stream"):
-        parse(said(zzz=""))
+        parse(parsed(zzz=""))
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("given", "text"),
     [
         ({"store": ""}, "no store is named"),
         ({"path": ""}, "no stream is named"),
@@ -96,9 +96,9 @@ def test_an_unknown_option_is_refused_with_the_nearest_name() -> None:
         ({"ranges": "0-5"}, "holds no ranges"),
     ],
 )
-def test_what_makes_no_sense_is_refused(given: dict[str, str], words: str) -> None:
-    with pytest.raises(UsageError, match=words) as caught:
-        parse(said(**given))
+def test_what_makes_no_sense_is_refused(given: dict[str, str], text: str) -> None:
+    with pytest.raises(UsageError, match=text) as caught:
+        parse(parsed(**given))
 
     assert "secret" not in str(caught.value)
 
@@ -114,24 +114,24 @@ def test_what_makes_no_sense_is_refused(given: dict[str, str], words: str) -> No
 )
 def test_options_that_contradict_each_other_are_refused(given: dict[str, str]) -> None:
     with pytest.raises(InvalidOptions):
-        parse(said(**given))
+        parse(parsed(**given))
 
 
 def test_a_stream_may_be_named_twice_if_it_is_the_same() -> None:
-    assert parse(said(stream="log:orders")).source == "log:orders"
+    assert parse(parsed(stream="log:orders")).source == "log:orders"
 
 
 def test_an_option_of_the_other_kind_is_refused() -> None:
     with pytest.raises(InvalidOptions, match="end is for a batch"):
-        check_kind(said(end="latest"), streaming=True)
+        check_kind(parsed(end="latest"), streaming=True)
     with pytest.raises(InvalidOptions, match="onTrimmed is for a stream"):
-        check_kind(said(ontrimmed="fail"), streaming=False)
-    check_kind(said(start="latest"), streaming=True)
-    check_kind(said(end="latest"), streaming=False)
+        check_kind(parsed(ontrimmed="fail"), streaming=False)
+    check_kind(parsed(start="latest"), streaming=True)
+    check_kind(parsed(end="latest"), streaming=False)
 
 
 def test_a_password_is_not_shown_and_all_goes_to_the_tasks() -> None:
-    options = parse(said())
+    options = parse(parsed())
 
     assert "secret" not in repr(options)
     assert pickle.loads(pickle.dumps(options)) == options

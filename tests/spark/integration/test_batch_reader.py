@@ -11,13 +11,12 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 from tests.support.spark_streams import STREAM, Stream, numbered, opened_stream
 
 from leasehold.errors import BeyondEnd, UsageError
-from leasehold.spark.ranges import Range
-from leasehold.spark.reading import closed
-from leasehold.spark.schema import EVENTS, cut
+from leasehold.spark.reading import Range, close_stream
+from leasehold.spark.schema import EVENTS, select_columns
 from leasehold.spark.source.options import parse
-from leasehold.spark.source.read import EventReader, FilteringReader, batch_reader, shared_out
+from leasehold.spark.source.read import EventReader, FilteringReader, batch_reader, plan_tasks
 
-PLACES = cut(["partition", "sequence_number"])
+PLACES = select_columns(["partition", "sequence_number"])
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +25,7 @@ def stream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stream]:
         made.send(0, numbered(0, 20), numbered(20, 20))
         made.send(1, numbered(0, 25))
         yield made
-        closed(STREAM, made.url)
+        close_stream(STREAM, made.url)
 
 
 def said(stream: Stream, **options: str) -> dict[str, str]:
@@ -112,9 +111,9 @@ def test_fields_of_the_body_stand_where_the_schema_has_them(stream: Stream) -> N
 def test_few_events_are_read_by_one_task_and_many_by_as_many_as_allowed() -> None:
     few, many = (Range(partition="0", start=0, end=end) for end in (3000, 50_000))
 
-    assert len(shared_out([few], 8)) == 1
-    assert len(shared_out([many], 8)) == 8
-    assert shared_out([], 8) == []
+    assert len(plan_tasks([few], 8)) == 1
+    assert len(plan_tasks([many], 8)) == 8
+    assert plan_tasks([], 8) == []
 
 
 def test_no_events_are_no_rows(stream: Stream) -> None:

@@ -30,7 +30,7 @@ from pyspark.sql.types import (
 )
 
 from leasehold.errors import BatchFailed, UsageError
-from leasehold.spark.schema import arrow_of
+from leasehold.spark.schema import arrow_schema
 from leasehold.spark.source.layout import Decoder
 
 N = StructType([StructField("n", LongType())])
@@ -53,7 +53,7 @@ def decoded(fields: StructType, *bodies: bytes, null_malformed: bool = False) ->
     columns = made.columns(batch_of(*bodies))
     batch = pa.RecordBatch.from_arrays(columns, schema=made.schema)
     batch.validate(full=True)
-    assert batch.schema == arrow_of(fields)
+    assert batch.schema == arrow_schema(fields)
     rows: list[Any] = batch.to_pylist()
     return rows
 

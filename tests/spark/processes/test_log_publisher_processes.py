@@ -13,9 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.publishing import bodies, counted, left_over, make_log, publisher, query, staged
+from tests.support.log_publisher import (
+    bodies,
+    counted,
+    left_over,
+    make_log,
+    publisher,
+    query_request,
+    staged,
+)
 
-from leasehold.spark.log_writer import publisher as publishing_sending
+from leasehold.spark.log_writer import publisher as publisher_module
 
 ROOT = Path(__file__).resolve().parents[3]
 STEPS = [("staged", 1), ("committed", 1), ("sending", 1), ("sending", 5), ("sent", 1)]
@@ -24,10 +32,10 @@ STEPS = [("staged", 1), ("committed", 1), ("sending", 1), ("sending", 5), ("sent
 class Driver:
     """See ``publishing_process``."""
 
-    def __init__(self, url: str, **told: Any) -> None:
-        order = {"url": url, "first": 0, "count": 1, "rows": 200, "epoch": 0} | told
+    def __init__(self, url: str, **options: Any) -> None:
+        order = {"url": url, "first": 0, "count": 1, "rows": 200, "epoch": 0} | options
         self._popen = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.publishing_process", json.dumps(order)],
+            [sys.executable, "-m", "tests.support.log_publisher_process", json.dumps(order)],
             stdout=subprocess.PIPE,
             text=True,
             cwd=ROOT,
@@ -64,8 +72,8 @@ def drive(url: str) -> Iterator[Callable[..., Driver]]:
     """Start drivers, which are gone at the end of the test."""
     started: list[Driver] = []
 
-    def begin(**told: Any) -> Driver:
-        started.append(Driver(url, **told))
+    def begin(**options: Any) -> Driver:
+        started.append(Driver(url, **options))
         return started[-1]
 
     yield begin
@@ -92,8 +100,8 @@ def test_a_batch_whose_driver_is_killed_is_stored_once(
         assert bodies(url) == []
     # The next driver replays the batch, as Spark does, and goes on.
     after = publisher(url)
-    after.commit(query(0), staged(after.plan(), "b0", 200))
-    after.commit(query(1), staged(after.plan(), "b1", 200))
+    after.commit(query_request(0), staged(after.plan(), "b0", 200))
+    after.commit(query_request(1), staged(after.plan(), "b1", 200))
     after.close()
     assert counted(url) == {"b0": 200, "b1": 200}
     orphans = 4 if at == "staged" else 0  # until they are a day old
@@ -109,13 +117,13 @@ def test_a_driver_that_was_paused_adds_nothing_when_it_wakes_up(
     times: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(publishing_sending, "_ANSWER_LIMIT_S", 0.5)  # of an owner that is paused
+    monkeypatch.setattr(publisher_module, "_OWNER_TIMEOUT_S", 0.5)  # of an owner that is paused
     old = drive(signal="STOP", at=at, times=times, epoch=1, count=2)
     assert old.line() == {"at": at}
     old.until_stopped()
     new = publisher(url)
     for number in range(4):  # it took over, and replays the batch that was under way
-        new.commit(query(number, epoch=2), staged(new.plan(), f"b{number}", 200))
+        new.commit(query_request(number, epoch=2), staged(new.plan(), f"b{number}", 200))
     old.resume()
     refused = {"refused": "FencedWrite"}
     assert old.line() == {"batch": 0} | (refused if at == "staged" else {})
@@ -130,18 +138,18 @@ def test_two_drivers_that_race_for_the_same_batches_store_each_once(
     url: str, drive: Callable[..., Driver]
 ) -> None:
     drivers = [drive(count=6, rows=60) for _ in range(2)]
-    said: list[list[dict[str, Any]]] = [[], []]
+    output: list[list[dict[str, Any]]] = [[], []]
 
-    def listen(place: int) -> None:
-        said[place] = [drivers[place].line() for _ in range(6)]
+    def listen(path: int) -> None:
+        output[path] = [drivers[path].line() for _ in range(6)]
 
-    threads = [threading.Thread(target=listen, args=(place,)) for place in range(2)]
+    threads = [threading.Thread(target=listen, args=(path,)) for path in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert [driver.wait() for driver in drivers] == [0, 0]
     # One that is behind by more than a batch hears that these numbers are over.
-    refusals = {each["refused"] for lines in said for each in lines if "refused" in each}
+    refusals = {each["refused"] for lines in output for each in lines if "refused" in each}
     assert refusals <= {"SinkChanged"}
     assert counted(url) == {f"b{number}": 60 for number in range(6)}

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from leasehold.errors import SinkUnfit, VolumeUnusable
 from leasehold.events import SENT_SCHEMA, partition_of
 from leasehold.log import StreamInfo, StreamSettings
-from leasehold.spark.log_writer import staged_rows as publishing_rows
+from leasehold.spark.log_writer import staged_rows
 from leasehold.spark.log_writer.staged_rows import (
     StagingPlan,
     check_columns,
-    measured,
+    size_and_checksum,
     stage,
     staged_batches,
 )
@@ -30,7 +30,7 @@ def plan_in(directory: Path, *, partitions: int = 4, segment_bytes: int = 64 << 
 
 
 def rows(keys: list[str | None], *, first: int = 0) -> pa.RecordBatch:
-    bodies = [str(first + place).encode() for place in range(len(keys))]
+    bodies = [str(first + path).encode() for path in range(len(keys))]
     return pa.RecordBatch.from_pydict({"key": pa.array(keys, pa.string()), "body": bodies})
 
 
@@ -59,16 +59,16 @@ def test_every_row_is_staged_once_for_the_partition_of_its_key_and_in_order(
         return
     assert file is not None
     assert (file.rows, file.task, file.partitions) == (number, 3, partitions)
-    assert measured(Path(file.path)) == (file.bytes, file.checksum)
+    assert size_and_checksum(Path(file.path)) == (file.bytes, file.checksum)
     seen: list[int] = []
     last: dict[int, int] = {}
     for partition, batch in staged_batches(file.path):
         assert batch.schema == SENT_SCHEMA
         for row in batch.to_pylist():
-            place = int(row["body"])
-            assert last.get(partition, -1) < place
-            last[partition] = place
-            seen.append(place)
+            path = int(row["body"])
+            assert last.get(partition, -1) < path
+            last[partition] = path
+            seen.append(path)
             if row["key"] is not None:
                 assert partition == partition_of(row["key"], partitions)
     Path(file.path).unlink()
@@ -87,7 +87,7 @@ def test_batches_are_of_the_size_of_a_frame(tmp_path: Path) -> None:
 def test_memory_is_bounded_with_many_partitions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(publishing_rows, "_MAX_GATHERED_BYTES", 5000)
+    monkeypatch.setattr(staged_rows, "_MAX_BUFFERED_BYTES", 5000)
     plan = plan_in(tmp_path, partitions=50)
     keys: list[str | None] = [f"k{number}" for number in range(100)]
     file = stage((rows(keys) for _ in range(20)), plan, task=0, token="t")
@@ -122,7 +122,7 @@ def test_an_executor_that_does_not_see_the_directory_says_so(tmp_path: Path) -> 
 def test_only_the_columns_of_events_are_taken() -> None:
     check_columns(pa.schema([("body", pa.string())]))
     check_columns(pa.schema([("properties", pa.map_(pa.utf8(), pa.utf8())), ("body", pa.binary())]))
-    for columns, words in (
+    for columns, message in (
         ([("key", pa.utf8())], "body is missing"),
         ([("body", pa.int64())], "column body is int64"),
         ([("body", pa.utf8()), ("a", pa.utf8()), ("b", pa.utf8())], "columns a, b"),
@@ -132,5 +132,5 @@ def test_only_the_columns_of_events_are_taken() -> None:
             "column properties is map",
         ),
     ):
-        with pytest.raises(SinkUnfit, match=words):
+        with pytest.raises(SinkUnfit, match=message):
             check_columns(pa.schema(columns))

@@ -10,20 +10,20 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from tests.support.postgres import database
-from tests.support.publishing import (
+from tests.support.log_publisher import (
     GROUP,
     STREAM,
+    batch_part,
     bodies,
-    claim,
+    commit_request,
     counted,
     left_over,
     make_log,
     publisher,
-    query,
-    share,
+    query_request,
     staged,
 )
+from tests.support.postgres import database
 
 from leasehold.clock import new_token
 from leasehold.errors import DataDamaged, FencedWrite, SinkChanged, UnknownStream, VolumeUnusable
@@ -80,7 +80,7 @@ def breaking(at: str) -> object:
 def test_a_batch_is_in_the_log_when_the_commit_returns(
     opened: Publisher, url: str, tmp_path: Path
 ) -> None:
-    record = opened.commit(claim(share("0", 0, 5)), staged(opened.plan(), "a", 50))
+    record = opened.commit(commit_request(batch_part("0", 0, 5)), staged(opened.plan(), "a", 50))
     assert record is not None
     assert (record.rows, record.number) == (50, 1)
     assert counted(url) == {"a": 50}
@@ -88,8 +88,8 @@ def test_a_batch_is_in_the_log_when_the_commit_returns(
 
 
 def test_events_with_one_key_stay_in_their_order(opened: Publisher, url: str) -> None:
-    opened.commit(claim(share("0", 0, 5)), staged(opened.plan(), "a", 70, tasks=3))
-    opened.commit(claim(share("0", 5, 9)), staged(opened.plan(), "b", 70, tasks=3))
+    opened.commit(commit_request(batch_part("0", 0, 5)), staged(opened.plan(), "a", 70, tasks=3))
+    opened.commit(commit_request(batch_part("0", 5, 9)), staged(opened.plan(), "b", 70, tasks=3))
     found = [each.split(":") for each in bodies(url)]
     for key in range(7):
         mine = [(name, int(number)) for name, number in found if int(number) % 7 == key]
@@ -98,8 +98,8 @@ def test_events_with_one_key_stay_in_their_order(opened: Publisher, url: str) ->
 
 @pytest.mark.spec("S4")
 def test_the_same_commit_again_finds_the_first(opened: Publisher, url: str, tmp_path: Path) -> None:
-    first = opened.commit(claim(share("0", 0, 5)), staged(opened.plan(), "a", 50))
-    again = opened.commit(claim(share("0", 0, 5)), staged(opened.plan(), "a", 50))
+    first = opened.commit(commit_request(batch_part("0", 0, 5)), staged(opened.plan(), "a", 50))
+    again = opened.commit(commit_request(batch_part("0", 0, 5)), staged(opened.plan(), "a", 50))
     assert first is not None
     assert again is not None
     assert again.number == first.number
@@ -109,45 +109,49 @@ def test_the_same_commit_again_finds_the_first(opened: Publisher, url: str, tmp_
 
 @pytest.mark.spec("S4")
 def test_a_batch_that_does_not_follow_is_refused(opened: Publisher, url: str) -> None:
-    opened.commit(claim(share("0", 0, 5)), staged(opened.plan(), "a", 10))
+    opened.commit(commit_request(batch_part("0", 0, 5)), staged(opened.plan(), "a", 10))
     for start, end in ((0, 7), (4, 9), (6, 9)):
         with pytest.raises(SinkChanged, match="up to 5 in partition 0"):
-            opened.commit(claim(share("0", start, end)), staged(opened.plan(), "b", 10))
+            opened.commit(
+                commit_request(batch_part("0", start, end)), staged(opened.plan(), "b", 10)
+            )
     assert counted(url) == {"a": 10}
 
 
 @pytest.mark.spec("S4", "B5")
 def test_a_batch_under_an_older_epoch_is_refused_and_counted(opened: Publisher, url: str) -> None:
     stream = opened._log.stream(STREAM)
-    opened.commit(claim(share("0", 0, 5), share("1", 0, 3)), staged(opened.plan(), "a", 10))
-    known = opened.book.fence("sink/test", GROUP, {"1": 2, "2": 2}, stream)
+    opened.commit(
+        commit_request(batch_part("0", 0, 5), batch_part("1", 0, 3)), staged(opened.plan(), "a", 10)
+    )
+    known = opened.ledger.fence("sink/test", GROUP, {"1": 2, "2": 2}, stream)
     assert known == {"1": SinkPosition(position=3, epoch=1), "2": SinkPosition()}
     files = staged(opened.plan(), "b", 10)
     with pytest.raises(FencedWrite, match="epoch 2") as caught:
-        opened.commit(claim(share("0", 5, 9), share("1", 3, 4)), files)
+        opened.commit(commit_request(batch_part("0", 5, 9), batch_part("1", 3, 4)), files)
     assert caught.value.key == "1"
-    assert opened.book.refused("sink/test") == 1
+    assert opened.ledger.refused("sink/test") == 1
     opened.discard(files)
-    opened.commit(claim(share("1", 3, 4, epoch=2)), staged(opened.plan(), "c", 10))
+    opened.commit(commit_request(batch_part("1", 3, 4, epoch=2)), staged(opened.plan(), "c", 10))
     assert counted(url) == {"a": 10, "c": 10}
     # What was asked for with a lower epoch leaves the higher one.
-    known = opened.book.fence("sink/test", GROUP, {"1": 1}, stream)
+    known = opened.ledger.fence("sink/test", GROUP, {"1": 1}, stream)
     assert known == {"1": SinkPosition(position=4, epoch=2)}
-    assert opened.book.fence("sink/test", GROUP, {"1": 2}, stream) == known
+    assert opened.ledger.fence("sink/test", GROUP, {"1": 2}, stream) == known
 
 
 def test_positions_are_moved_by_an_operator_under_their_epoch(opened: Publisher, url: str) -> None:
-    opened.commit(claim(share("0", 0, 5, epoch=3)), staged(opened.plan(), "a", 10))
+    opened.commit(commit_request(batch_part("0", 0, 5, epoch=3)), staged(opened.plan(), "a", 10))
     with pytest.raises(FencedWrite):
-        opened.book.move("sink/test", GROUP, {"0": SinkPosition(position=2, epoch=2)})
-    opened.book.move("sink/test", GROUP, {"0": SinkPosition(position=2, epoch=4)})
-    opened.commit(claim(share("0", 2, 5, epoch=4)), staged(opened.plan(), "b", 10))
+        opened.ledger.move("sink/test", GROUP, {"0": SinkPosition(position=2, epoch=2)})
+    opened.ledger.move("sink/test", GROUP, {"0": SinkPosition(position=2, epoch=4)})
+    opened.commit(commit_request(batch_part("0", 2, 5, epoch=4)), staged(opened.plan(), "b", 10))
     assert counted(url) == {"a": 10, "b": 10}
 
 
 def test_a_batch_without_rows_moves_its_positions(opened: Publisher, url: str) -> None:
-    opened.commit(claim(share("0", 0, 5)), [])
-    opened.commit(claim(share("0", 5, 6)), staged(opened.plan(), "a", 1))
+    opened.commit(commit_request(batch_part("0", 0, 5)), [])
+    opened.commit(commit_request(batch_part("0", 5, 6)), staged(opened.plan(), "a", 1))
     assert counted(url) == {"a": 1}
 
 
@@ -157,9 +161,9 @@ def test_a_batch_without_rows_moves_its_positions(opened: Publisher, url: str) -
 @pytest.mark.spec("S4")
 def test_a_replayed_batch_number_is_stored_once(opened: Publisher, url: str) -> None:
     for batch in (0, 1, 1):
-        opened.commit(query(batch), staged(opened.plan(), f"b{batch}", 20))
+        opened.commit(query_request(batch), staged(opened.plan(), f"b{batch}", 20))
     # A driver that took over replays the last batch under its own epoch.
-    opened.commit(query(1, epoch=2), staged(opened.plan(), "again", 20))
+    opened.commit(query_request(1, epoch=2), staged(opened.plan(), "again", 20))
     assert counted(url) == {"b0": 20, "b1": 20}
 
 
@@ -167,13 +171,13 @@ def test_batch_numbers_that_begin_anew_are_refused_instead_of_lost(
     opened: Publisher, url: str
 ) -> None:
     for batch in (0, 1, 2):
-        opened.commit(query(batch), staged(opened.plan(), f"b{batch}", 5))
+        opened.commit(query_request(batch), staged(opened.plan(), f"b{batch}", 5))
     with pytest.raises(SinkChanged, match="new or an older checkpoint"):
-        opened.commit(query(0), staged(opened.plan(), "anew", 5))
+        opened.commit(query_request(0), staged(opened.plan(), "anew", 5))
     # With a checkpoint that is known to be another one they mean something else.
-    opened.commit(query(0, checkpoint="new", epoch=2), staged(opened.plan(), "b3", 5))
+    opened.commit(query_request(0, checkpoint="new", epoch=2), staged(opened.plan(), "b3", 5))
     with pytest.raises(FencedWrite, match="epoch 2"):
-        opened.commit(query(3, epoch=1), staged(opened.plan(), "late", 5))
+        opened.commit(query_request(3, epoch=1), staged(opened.plan(), "late", 5))
     assert counted(url) == {f"b{batch}": 5 for batch in range(4)}
 
 
@@ -185,19 +189,19 @@ def test_a_query_whose_key_has_another_epoch_now_writes_nothing(
     epochs = asyncio.run(_held_and_lost(url, key))
     assert len(epochs) == 2
     new, old = epochs[1], epochs[0]
-    held = query(0, fence_key=key, fence_epoch=new, epoch=new)
+    held = query_request(0, fence_key=key, fence_epoch=new, epoch=new)
     opened.commit(held, staged(opened.plan(), "new", 5))
     with pytest.raises(FencedWrite, match="taken over"):
         opened.commit(
-            query(1, fence_key=key, fence_epoch=old, epoch=old),
+            query_request(1, fence_key=key, fence_epoch=old, epoch=old),
             staged(opened.plan(), "old", 5),
         )
     # Also where the new driver has written nothing yet.
-    other = query(0, sink="query/other", fence_key=key, fence_epoch=old, epoch=old)
+    other = query_request(0, sink="query/other", fence_key=key, fence_epoch=old, epoch=old)
     with pytest.raises(FencedWrite, match="held by b-"):
         opened.commit(other, staged(opened.plan(), "old", 5))
     with pytest.raises(FencedWrite, match="held by nobody"):
-        opened.commit(query(0, sink="query/x", fence_key="job/none", fence_epoch=1), [])
+        opened.commit(query_request(0, sink="query/x", fence_key="job/none", fence_epoch=1), [])
     assert counted(url) == {"new": 5}
 
 
@@ -229,23 +233,23 @@ async def _held_and_lost(url: str, key: str) -> list[int]:
 def test_what_breaks_at_any_step_is_whole_or_nothing(url: str, tmp_path: Path, at: str) -> None:
     broken = publisher(url, step=breaking(at))
     with pytest.raises(Boom):
-        broken.commit(query(0), staged(broken.plan(), "b0", 40))
+        broken.commit(query_request(0), staged(broken.plan(), "b0", 40))
     broken.close()
     after = publisher(url)
-    after.commit(query(0), staged(after.plan(), "b0", 40))
-    after.commit(query(1), staged(after.plan(), "b1", 40))
+    after.commit(query_request(0), staged(after.plan(), "b0", 40))
+    after.commit(query_request(1), staged(after.plan(), "b1", 40))
     after.close()
     assert counted(url) == {"b0": 40, "b1": 40}
 
 
-def test_what_was_committed_is_finished_before_the_next_of_its_lane(lite: str) -> None:
+def test_what_was_committed_is_finished_before_the_next_of_its_producer(lite: str) -> None:
     broken = publisher(lite, step=breaking("committed"))
     with pytest.raises(Boom):
-        broken.commit(query(0), staged(broken.plan(), "b0", 40))
+        broken.commit(query_request(0), staged(broken.plan(), "b0", 40))
     broken.close()
     assert bodies(lite) == []
     after = publisher(lite)
-    after.commit(query(1), staged(after.plan(), "b1", 40))
+    after.commit(query_request(1), staged(after.plan(), "b1", 40))
     after.close()
     assert counted(lite) == {"b0": 40, "b1": 40}
 
@@ -253,12 +257,16 @@ def test_what_was_committed_is_finished_before_the_next_of_its_lane(lite: str) -
 def test_a_new_owner_finishes_what_the_old_one_committed_of_its_partitions(lite: str) -> None:
     broken = publisher(lite, step=breaking("committed"))
     with pytest.raises(Boom):
-        broken.commit(claim(share("0", 0, 4), lane="old"), staged(broken.plan(), "b0", 40))
+        broken.commit(
+            commit_request(batch_part("0", 0, 4), producer="old"), staged(broken.plan(), "b0", 40)
+        )
     broken.close()
     after = publisher(lite)
-    new = {"sink": "sink/test", "lane": "new", "group": GROUP}
-    assert after.finish_left(**new, parts=frozenset({"1"})) == 0  # its driver may be at work on it
-    assert after.finish_left(**new, parts=frozenset({"0"})) == 1
+    new = {"sink": "sink/test", "producer": "new", "group": GROUP}
+    assert (
+        after.publish_unfinished(**new, partitions=frozenset({"1"})) == 0
+    )  # its driver may be at work on it
+    assert after.publish_unfinished(**new, partitions=frozenset({"0"})) == 1
     after.close()
     assert counted(lite) == {"b0": 40}
 
@@ -266,7 +274,7 @@ def test_a_new_owner_finishes_what_the_old_one_committed_of_its_partitions(lite:
 def test_two_publishers_at_once_store_a_batch_once(url: str) -> None:
     broken = publisher(url, step=breaking("committed"))
     with pytest.raises(Boom):
-        broken.commit(query(0), staged(broken.plan(), "b0", 3000, tasks=6))
+        broken.commit(query_request(0), staged(broken.plan(), "b0", 3000, tasks=6))
     broken.close()
     several = [publisher(url) for _ in range(3)]
     begin = threading.Barrier(len(several))
@@ -275,7 +283,7 @@ def test_two_publishers_at_once_store_a_batch_once(url: str) -> None:
     def finish(each: Publisher) -> None:
         begin.wait()
         try:
-            each.commit(query(0), staged(each.plan(), "again", 10))
+            each.commit(query_request(0), staged(each.plan(), "again", 10))
         except BaseException as error:  # noqa: BLE001 - shown below
             failed.append(error)
 
@@ -293,12 +301,12 @@ def test_two_publishers_at_once_store_a_batch_once(url: str) -> None:
 def test_a_late_publisher_of_an_old_batch_adds_nothing(lite: str) -> None:
     broken = publisher(lite, step=breaking("committed"))
     with pytest.raises(Boom):
-        broken.commit(query(0), staged(broken.plan(), "b0", 40))
-    [old] = broken.book.left(STREAM, sink="query/test")
+        broken.commit(query_request(0), staged(broken.plan(), "b0", 40))
+    [old] = broken.ledger.unpublished(STREAM, sink="query/test")
     kept = {file.path: Path(file.path).read_bytes() for file in old.files}
     after = publisher(lite)
     for batch in (1, 2):
-        after.commit(query(batch), staged(after.plan(), f"b{batch}", 40))
+        after.commit(query_request(batch), staged(after.plan(), f"b{batch}", 40))
     for path, content in kept.items():  # as if it had opened them before it fell asleep
         Path(path).parent.mkdir(exist_ok=True)
         Path(path).write_bytes(content)
@@ -314,8 +322,8 @@ def test_the_stream_may_grow_between_staging_and_publishing(lite: str) -> None:
     files = staged(opened.plan(), "a", 300)
     with Log.open(lite) as log:
         log.grow(STREAM, partitions=7)
-    opened.commit(query(0), files)
-    opened.commit(query(1), staged(opened.plan(), "b", 300))
+    opened.commit(query_request(0), files)
+    opened.commit(query_request(1), staged(opened.plan(), "b", 300))
     opened.close()
     assert counted(lite) == {"a": 300, "b": 300}
     with Log.open(lite) as log:
@@ -334,20 +342,20 @@ def test_the_stream_may_grow_between_staging_and_publishing(lite: str) -> None:
 def test_a_stream_that_was_made_anew_is_noticed(lite: str, tmp_path: Path) -> None:
     broken = publisher(lite, step=breaking("committed"))
     with pytest.raises(Boom):
-        broken.commit(query(0), staged(broken.plan(), "b0", 40))
+        broken.commit(query_request(0), staged(broken.plan(), "b0", 40))
     broken.close()
     with Log.open(lite) as log:
         log.delete(STREAM)
         log.create(STREAM, partitions=2)
     after = publisher(lite)
     with pytest.raises(SinkChanged, match="made anew"):
-        after.commit(query(1), staged(after.plan(), "b1", 5))
-    after.commit(query(0, sink="query/new"), staged(after.plan(), "c", 5))
+        after.commit(query_request(1), staged(after.plan(), "b1", 5))
+    after.commit(query_request(0, sink="query/new"), staged(after.plan(), "c", 5))
     assert counted(lite) == {"c": 5}
-    [old] = after.book.left(STREAM, sink="query/test")
+    [old] = after.ledger.unpublished(STREAM, sink="query/test")
     with pytest.raises(UnknownStream, match="gone with it"):
         after.finish(old)
-    assert after.book.left(STREAM, sink="query/test") == []
+    assert after.ledger.unpublished(STREAM, sink="query/test") == []
     after.close()
 
 
@@ -363,8 +371,8 @@ def test_a_staged_file_that_the_driver_does_not_see_is_refused_before_the_commit
     files = staged(opened.plan(), "a", 10)
     Path(files[0].path).unlink()
     with pytest.raises(VolumeUnusable, match="share the directory"):
-        opened.commit(query(0), files)
-    opened.commit(query(0), staged(opened.plan(), "b", 10))
+        opened.commit(query_request(0), files)
+    opened.commit(query_request(0), staged(opened.plan(), "b", 10))
     opened.close()
     assert counted(lite) == {"b": 10}
 
@@ -376,11 +384,11 @@ def test_a_staged_file_that_has_changed_is_not_sent(lite: str) -> None:
     content[len(content) // 2] ^= 1
     Path(files[1].path).write_bytes(content)
     with pytest.raises(DataDamaged, match="not as it was staged"):
-        opened.commit(query(0), files)
+        opened.commit(query_request(0), files)
     assert bodies(lite) == []
     content[len(content) // 2] ^= 1
     Path(files[1].path).write_bytes(content)
-    opened.commit(query(0), staged(opened.plan(), "again", 10))
+    opened.commit(query_request(0), staged(opened.plan(), "again", 10))
     opened.close()
     assert counted(lite) == {"a": 10}
 
@@ -389,12 +397,12 @@ def test_a_file_that_is_gone_before_it_was_published_is_named(lite: str) -> None
     broken = publisher(lite, step=breaking("committed"))
     files = staged(broken.plan(), "b0", 40)
     with pytest.raises(Boom):
-        broken.commit(query(0), files)
+        broken.commit(query_request(0), files)
     broken.close()
     Path(files[0].path).unlink()
     after = publisher(lite)
     with pytest.raises(VolumeUnusable, match="bring it back"):
-        after.commit(query(1), staged(after.plan(), "b1", 5))
+        after.commit(query_request(1), staged(after.plan(), "b1", 5))
     after.close()
 
 
@@ -416,12 +424,12 @@ def test_what_is_committed_is_never_discarded(lite: str, tmp_path: Path) -> None
     plan = broken.plan()
     files = staged(plan, "b0", 40)
     with pytest.raises(Boom):
-        broken.commit(query(0), files)
+        broken.commit(query_request(0), files)
     broken.discard(files, plan)
     broken.close()
     assert len(left_over(tmp_path)) == len(files)
     after = publisher(lite)
-    after.commit(query(1), staged(after.plan(), "b1", 5))
+    after.commit(query_request(1), staged(after.plan(), "b1", 5))
     after.close()
     assert counted(lite) == {"b0": 40, "b1": 5}
 
@@ -432,7 +440,7 @@ def test_orphans_that_are_a_day_old_are_swept_by_a_commit(lite: str, tmp_path: P
     for file in old:
         made_at = Path(file.path).stat().st_mtime - timedelta(days=1, minutes=1).total_seconds()
         os.utime(file.path, (made_at, made_at))
-    opened.commit(query(0), staged(opened.plan(), "b0", 5))
+    opened.commit(query_request(0), staged(opened.plan(), "b0", 5))
     opened.close()
     assert left_over(tmp_path) == sorted(Path(file.path) for file in new)
 
@@ -447,7 +455,7 @@ def test_empty_directories_that_are_a_day_old_are_swept_by_a_commit(lite: str) -
             Path(each.directory).stat().st_mtime - timedelta(days=1, minutes=1).total_seconds()
         )
         os.utime(each.directory, (made_at, made_at))
-    opened.commit(query(0), staged(own, "b0", 5))
+    opened.commit(query_request(0), staged(own, "b0", 5))
     opened.close()
     there = {each.name for each in Path(old.directory).parent.iterdir()}
     assert there == {Path(each.directory).name for each in (full, shared, young)}

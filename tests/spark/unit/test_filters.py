@@ -27,8 +27,8 @@ from pyspark.sql.datasource import (
 )
 
 from leasehold.events import Start
-from leasehold.spark.ranges import Range
-from leasehold.spark.source.filters import NOTHING, take
+from leasehold.spark.reading import Range
+from leasehold.spark.source.filters import NOTHING, push_filters
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 US = timedelta(microseconds=1)
@@ -57,18 +57,18 @@ def find(partition: str, start: Start) -> int:
 
 def left_of(filters: list[Filter]) -> tuple[list[Row], list[Filter], int]:
     """The rows that are left, the filters given back, and how many rows were read."""
-    pushed, rest = take(filters)
+    pushed, rest = push_filters(filters)
     ranges = [Range(partition=each, start=0, end=12) for each in ("0", "1")]
     rows = [
         row
-        for each in pushed.narrowed(ranges, find)
+        for each in pushed.narrow(ranges, find)
         for row in ROWS
         if row[0] == each.partition and each.start <= row[1] < each.end
     ]
     columns = list(zip(*rows, strict=True)) or [(), (), (), ()]
     kinds = (pa.utf8(), pa.int64(), pa.timestamp("us", "UTC"), pa.utf8())
     arrays = [pa.array(values, kind) for values, kind in zip(columns, kinds, strict=True)]
-    batch = pushed.applied(pa.RecordBatch.from_arrays(arrays, names=list(NAMES)))
+    batch = pushed.apply(pa.RecordBatch.from_arrays(arrays, names=list(NAMES)))
     return [tuple(row.values()) for row in batch.to_pylist()], rest, len(rows)
 
 
@@ -149,7 +149,7 @@ def test_what_a_filter_leaves_out_is_not_even_read(each: Filter, read: int) -> N
     ],
 )
 def test_any_other_filter_is_given_back(each: Filter) -> None:
-    pushed, rest = take([each, EqualTo(("key",), "b")])
+    pushed, rest = push_filters([each, EqualTo(("key",), "b")])
 
     assert rest == [each]
     assert pushed.tests
@@ -158,11 +158,11 @@ def test_any_other_filter_is_given_back(each: Filter) -> None:
 def test_without_filters_all_is_read() -> None:
     ranges = (Range(partition="0", start=3, end=12),)
 
-    assert NOTHING.narrowed(ranges, find) == ranges
-    assert take([]) == (NOTHING, [])
+    assert NOTHING.narrow(ranges, find) == ranges
+    assert push_filters([]) == (NOTHING, [])
 
 
 def test_what_was_taken_goes_to_the_tasks() -> None:
-    pushed, _ = take([EqualTo(("key",), "a"), In(("key",), ("a", "b"))])
+    pushed, _ = push_filters([EqualTo(("key",), "a"), In(("key",), ("a", "b"))])
 
     assert pickle.loads(pickle.dumps(pushed)) == pushed

@@ -7,14 +7,14 @@ import xml.etree.ElementTree as ET
 from dataclasses import replace
 
 import pytest
-from tests.support import audits as a
+from tests.support import audit_material as a
 
 from leasehold.errors import UsageError
 from leasehold.model import EndReason
 from leasehold.spark.audit import Audit, Check, Finding, Verdict, claims
-from leasehold.spark.audit.claims import MAX_KEPT, ClaimFindings, check_of
+from leasehold.spark.audit.claims import MAX_SHOWN_FINDINGS, ClaimFindings, check_of
 from leasehold.spark.audit.report import Lag, Level, ownership, page, worst
-from leasehold.spark.audit.rows import target
+from leasehold.spark.audit.rows import sink_of
 
 NASTY = "<script>alert('x')</script>&\"$title"
 FAULT = Finding(check="terms-apart", partition="0", what="two owners", evidence="at noon")
@@ -32,7 +32,7 @@ def check(faults: int = 0, unknown: int = 0, *findings: Finding) -> Check:
 
 
 @pytest.mark.parametrize(
-    ("checks", "verdict", "words"),
+    ("checks", "verdict", "message"),
     [
         ((check(), check()), Verdict.PROVED, "2 claims, none contradicted"),
         ((check(), check(2, 1)), Verdict.REFUTED, "2 findings against 1 of 2 claims"),
@@ -40,10 +40,10 @@ def check(faults: int = 0, unknown: int = 0, *findings: Finding) -> Check:
     ],
 )
 def test_the_verdict_is_the_worst_of_all(
-    checks: tuple[Check, ...], verdict: Verdict, words: str
+    checks: tuple[Check, ...], verdict: Verdict, message: str
 ) -> None:
     whole = found(*checks)
-    assert (whole.verdict, words in whole.headline) == (verdict, True)
+    assert (whole.verdict, message in whole.headline) == (verdict, True)
     assert whole.row()["verdict"] == verdict.value
 
 
@@ -52,9 +52,15 @@ def test_an_audit_of_nothing_proves_nothing() -> None:
 
 
 def test_what_was_found_counts_though_only_the_first_are_kept() -> None:
-    seen = {("terms-apart", Level.FAULT): ClaimFindings(count=500, first=(FAULT,) * MAX_KEPT)}
+    seen = {
+        ("terms-apart", Level.FAULT): ClaimFindings(count=500, first=(FAULT,) * MAX_SHOWN_FINDINGS)
+    }
     made = check_of(claims.TERMS_APART, 900, seen)
-    assert (made.faults, len(made.findings), made.verdict) == (500, MAX_KEPT, Verdict.REFUTED)
+    assert (made.faults, len(made.findings), made.verdict) == (
+        500,
+        MAX_SHOWN_FINDINGS,
+        Verdict.REFUTED,
+    )
     assert check_of(claims.EPOCHS_RISE, 900, seen).verdict is Verdict.PROVED
     unseen = check_of(claims.EPOCHS_RISE, 900, {}, ["the dog ate it"])
     assert (unseen.verdict, unseen.findings[0].what) == (Verdict.UNKNOWN, "the dog ate it")
@@ -117,7 +123,7 @@ def test_a_page_of_a_group_without_any_past_can_be_drawn() -> None:
 @pytest.mark.parametrize("text", ["delta:", "tables", "s3:bucket", "postgresql://host/database"])
 def test_a_sink_that_is_none_says_how_it_is_written(text: str) -> None:
     with pytest.raises(UsageError, match=r"delta:PATH|#TABLE"):
-        target(text, store="sqlite:///leases.db")
+        sink_of(text, store="sqlite:///leases.db")
 
 
 @pytest.mark.parametrize(
@@ -130,4 +136,4 @@ def test_a_sink_that_is_none_says_how_it_is_written(text: str) -> None:
     ],
 )
 def test_every_sink_has_a_name_in_the_command(text: str, kind: str) -> None:
-    assert type(target(text, store="sqlite:///leases.db")).__name__ == kind
+    assert type(sink_of(text, store="sqlite:///leases.db")).__name__ == kind
