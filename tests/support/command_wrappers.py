@@ -22,7 +22,7 @@ from leasehold.jobs.command.command_run import CommandTimeouts
 from leasehold.jobs.command.exit_status import CommandPlan, ExitStatus
 from leasehold.jobs.command.one_shot import Wrapper
 from leasehold.jobs.command.signal_queue import SignalQueue
-from leasehold.jobs.run_log import RunEntry, entries
+from leasehold.jobs.run_log import RunLogEntry, log_entries
 from leasehold.names import job_key
 from leasehold.stores import open_store
 
@@ -101,12 +101,12 @@ def once(url: str, *command: str, lease_s: float = LEASE_S, **rest: Any) -> Exit
         bell.close()
 
 
-def log_of(url: str, job: str = JOB) -> list[RunEntry]:
+def log_of(url: str, job: str = JOB) -> list[RunLogEntry]:
     """The reservation log, newest first."""
 
-    async def read() -> list[RunEntry]:
+    async def read() -> list[RunLogEntry]:
         async with open_store(url) as store:
-            return entries(await store.history(job_key(job)))
+            return log_entries(await store.history(job_key(job)))
 
     return anyio.run(read)
 

@@ -52,7 +52,7 @@ from leasehold.core.cron import Schedule, parse_schedule
 from leasehold.errors import InvalidSchedule, LeaseLost, UsageError
 from leasehold.insight import Inspector, open_inspector
 from leasehold.insight.jobs import JobView, job_log, job_view, job_views, schedule_of
-from leasehold.jobs.run_log import RunEntry, Streak, reservers
+from leasehold.jobs.run_log import HolderStreak, RunLogEntry, recent_holders
 
 NEXT_EXAMPLES = 'leasehold jobs next nightly, or: leasehold jobs next --cron "30 2 * * *" --tz UTC'
 _SECOND = timedelta(seconds=1)
@@ -238,7 +238,7 @@ def history(
         if runs:
             rows = [run_row(each) for each in log[:most]]
             return Page(data=rows, blocks=[fitting_table(rows, _RUN_LAYOUTS)])
-        rows = [_reserver_row(each) for each in reservers(log, most=most)]
+        rows = [_reserver_row(each) for each in recent_holders(log, most=most)]
         return Page(data=rows, blocks=[fitting_table(rows, _RESERVER_LAYOUTS)])
 
     show(look, store=store, form=form, watch=watch, maker=JOBS_MAKE)
@@ -347,7 +347,7 @@ def _details(view: JobView) -> dict[str, object]:
     }
 
 
-def run_row(entry: RunEntry) -> dict[str, object]:
+def run_row(entry: RunLogEntry) -> dict[str, object]:
     """One run in one row."""
     said = entry.said
     return {
@@ -367,11 +367,11 @@ def run_row(entry: RunEntry) -> dict[str, object]:
     }
 
 
-def _lasted_s(entry: RunEntry) -> float | None:
+def _lasted_s(entry: RunLogEntry) -> float | None:
     return None if entry.duration is None else entry.duration.total_seconds()
 
 
-def _reserver_row(reserver: Streak) -> dict[str, object]:
+def _reserver_row(reserver: HolderStreak) -> dict[str, object]:
     newest, oldest = reserver.entries[0], reserver.entries[-1]
     epochs = str(newest.epoch)
     if newest is not oldest:
@@ -389,7 +389,7 @@ def _reserver_row(reserver: Streak) -> dict[str, object]:
     }
 
 
-def _counts(entries: Sequence[RunEntry]) -> dict[str, int]:
+def _counts(entries: Sequence[RunLogEntry]) -> dict[str, int]:
     found: dict[str, int] = {}
     for each in entries:
         word = each.outcome.value if each.outcome else "running"

@@ -26,7 +26,7 @@ from leasehold.jobs.command.exit_status import (
     ExitReason,
     ExitStatus,
     IfHeld,
-    unable,
+    not_executable,
 )
 from leasehold.jobs.command.guard import fill_standard
 from leasehold.jobs.command.one_shot import Wrapper
@@ -206,7 +206,7 @@ def run(
 
 def _carried_out(plan: CommandPlan, schedule: Schedule | None, clock: Clock) -> ExitStatus:
     # Looked at first: a node without the command must not take the run from those that have it.
-    if verdict := unable(plan):
+    if verdict := not_executable(plan):
         return verdict
     bell = SignalQueue()
     try:

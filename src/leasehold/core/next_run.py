@@ -50,7 +50,7 @@ class Overlap(Enum):
     REPLACE = "replace"  # the run is stopped
 
 
-class RunPlace(Enum):
+class RunLocation(Enum):
     """Where the job runs at this moment, as far as is known."""
 
     NOWHERE = "nowhere"
@@ -115,21 +115,23 @@ def decide(
     started: datetime | None,
     now: datetime,
     rules: RunRules,
-    place: RunPlace = RunPlace.NOWHERE,
+    place: RunLocation = RunLocation.NOWHERE,
     shift: timedelta = timedelta(0),
 ) -> RunDecision:
     """What to do now. ``done`` and ``started`` are what the store says of the schedule.
 
     ``place`` is where the job runs; what is started and runs nowhere has crashed.
     """
-    if place is RunPlace.HERE:
-        return _beside(schedule, max(done, started or done), now, rules, shift)
+    if place is RunLocation.HERE:
+        return _while_running(schedule, max(done, started or done), now, rules, shift)
     settled = done
     if started is not None:
-        waits = place is RunPlace.ELSEWHERE
-        if waits or (rules.on_crash is OnCrash.RUN_AGAIN and _fresh(started, now, rules, shift)):
+        waits = place is RunLocation.ELSEWHERE
+        if waits or (
+            rules.on_crash is OnCrash.RUN_AGAIN and _young_enough(started, now, rules, shift)
+        ):
             # The other one may crash yet, so even with LEAVE it has to be looked after.
-            return _found(started, place, again=True)
+            return _decision_for(started, place, again=True)
         settled = started
     first = schedule.next(settled)
     if first is None or first + shift > now:
@@ -138,7 +140,7 @@ def decide(
     if found is None:
         following = schedule.next(max(settled, now - shift))
         return RunDecision(look_at=None if following is None else following + shift)
-    return _found(found, place, again=False)
+    return _decision_for(found, place, again=False)
 
 
 def settled_by(
@@ -163,13 +165,13 @@ def settled_by(
     return schedule.previous(ended - shift + _TICK) or occurrence
 
 
-def _found(occurrence: datetime, place: RunPlace, *, again: bool) -> RunDecision:
-    if place is RunPlace.ELSEWHERE:
+def _decision_for(occurrence: datetime, place: RunLocation, *, again: bool) -> RunDecision:
+    if place is RunLocation.ELSEWHERE:
         return RunDecision(waits=occurrence)
     return RunDecision(run=occurrence, again=again)
 
 
-def _beside(
+def _while_running(
     schedule: Schedule, running: datetime, now: datetime, rules: RunRules, shift: timedelta
 ) -> RunDecision:
     """The job runs here: only ``REPLACE`` has something to say before it ends."""
@@ -188,7 +190,7 @@ def _due(
 ) -> datetime | None:
     """Which of the occurrences from ``first`` to now is to be run; None: all are passed over."""
     last = schedule.previous(now - shift + _TICK) or first
-    if not _fresh(last, now, rules, shift):
+    if not _young_enough(last, now, rules, shift):
         return None
     if rules.catch_up is CatchUp.NONE:
         return last if now - last - shift <= ON_TIME else None
@@ -206,7 +208,7 @@ def _oldest(
     shift: timedelta,
 ) -> datetime:
     """The oldest that is young enough, and among the last thousand."""
-    if rules.max_age is not None and not _fresh(first, now, rules, shift):
+    if rules.max_age is not None and not _young_enough(first, now, rules, shift):
         first = schedule.next(now - shift - rules.max_age - _TICK) or last
     count = sum(1 for _ in zip(range(MAX_MISSED), schedule.occurrences(first, last), strict=False))
     if count < MAX_MISSED:  # behind the first one
@@ -217,5 +219,5 @@ def _oldest(
     return found
 
 
-def _fresh(occurrence: datetime, now: datetime, rules: RunRules, shift: timedelta) -> bool:
+def _young_enough(occurrence: datetime, now: datetime, rules: RunRules, shift: timedelta) -> bool:
     return rules.max_age is None or now - occurrence - shift <= rules.max_age

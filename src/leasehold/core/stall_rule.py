@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 
-class StallVerdict(Enum):
+class StallState(Enum):
     """What to do about a partition."""
 
     FINE = "fine"
@@ -24,13 +24,13 @@ class StallRule:
     stall_after_s: float
     give_up_after_s: float | None
 
-    def judge(self, *, work_waits: bool, still_s: float) -> StallVerdict:
+    def judge(self, *, work_waits: bool, still_s: float) -> StallState:
         """What to do about a partition that has stood still for so long."""
         if not work_waits or still_s < self.stall_after_s:
-            return StallVerdict.FINE
+            return StallState.FINE
         if self.give_up_after_s is not None and still_s >= self.give_up_after_s:
-            return StallVerdict.GIVE_UP
-        return StallVerdict.STALLED
+            return StallState.GIVE_UP
+        return StallState.STALLED
 
     @property
     def check_interval_s(self) -> float:

@@ -30,7 +30,7 @@ from leasehold.errors import (
 from leasehold.jobs import run_log as occurrences
 from leasehold.jobs.holding import TRUST_OVER, Ground, Holding, new_identity
 from leasehold.jobs.policy import OnCrash
-from leasehold.jobs.run_log import Outcome, RunNote, entries
+from leasehold.jobs.run_log import Outcome, RunNote, log_entries
 from leasehold.jobs.wish import GROUP, Done, Held
 from leasehold.model import CheckpointWrite, HandOver, KeyClaim, Note, Ownership, Refusal, State
 
@@ -223,13 +223,13 @@ class Claimant:
         if moment is None:
             return None
         found = await self._call("checkpoints", self._store.checkpoints(GROUP))
-        ran = occurrences.ran(found.get(key))
+        ran = occurrences.read_progress(found.get(key))
         crashed = ran is not None and ran.started == moment and is_free
         over = ran is not None and ran.done >= moment
         if not (crashed or over):
             return None
         terms = await self._call("history", self._store.history(key, limit=_TERMS))
-        noted = [each for each in entries(terms) if each.said.occurrence == moment]
+        noted = [each for each in log_entries(terms) if each.said.occurrence == moment]
         runs = [each for each in noted if each.ran]
         if not over and noted and not runs and len(terms) < _TERMS:
             return None  # whoever had it let go before anything was run, and said so
@@ -246,7 +246,7 @@ class Claimant:
         first = won[self.wish.keys[0]]
         if self.wish.occurrence is not None:
             mark = CheckpointWrite(
-                ownership=first, position=occurrences.started(self.wish.occurrence)
+                ownership=first, position=occurrences.started_position(self.wish.occurrence)
             )
             if await self._call("checkpoint", self._store.checkpoint([mark])):
                 raise LeaseLost("what was claimed is lost already", key=first.key, reason="fenced")
@@ -379,7 +379,7 @@ class Claimant:
         proofs = list(self.ownerships.values())
         if self.wish.occurrence is not None and parting.outcome in _SETTLED:
             mark = CheckpointWrite(
-                ownership=proofs[0], position=occurrences.done(self.wish.occurrence)
+                ownership=proofs[0], position=occurrences.done_position(self.wish.occurrence)
             )
             await self._say("checkpoint", self._store.checkpoint([mark]))
         if parting.to is not None:

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from leasehold.model import Checkpoint
     from leasehold.ports import Store
 
-PAUSED, WANTED = "paused", "wanted"
+PAUSE_GROUP, RUN_GROUP = "paused", "wanted"
 _TRIES, _PAUSE_S = 20, 0.1
-_LONGEST_WORDS = 200
+_LONGEST_TEXT = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,7 @@ class OperatorRequests:
         return order is not None and (order.until is None or now < order.until)
 
 
-def order_key(kind: str, name: str) -> str:
+def request_key(kind: str, name: str) -> str:
     """The key of an order for a job.
 
     Raises:
@@ -82,45 +82,45 @@ async def pause(
     words = {"by": by, "why": why}
     if until is not None:
         words["until"] = until.astimezone(UTC).isoformat()
-    await _put(store, order_key(PAUSED, name), _position(0, words), clock)
+    await _put(store, request_key(PAUSE_GROUP, name), _position(0, words), clock)
 
 
 async def resume(store: Store, name: str, *, clock: Clock) -> bool:
     """End the pause; False if there was none."""
-    key = order_key(PAUSED, name)
-    if key not in await store.checkpoints(PAUSED):
+    key = request_key(PAUSE_GROUP, name)
+    if key not in await store.checkpoints(PAUSE_GROUP):
         return False
     await _put(store, key, None, clock)
     return True
 
 
-async def want(store: Store, name: str, *, by: str, why: str = "", clock: Clock) -> None:
+async def request_run(store: Store, name: str, *, by: str, why: str = "", clock: Clock) -> None:
     """Have it run once as soon as somebody can, schedule or not; a wish that stands is enough.
 
     Raises:
         InvalidName: it is no name of a job.
         JobHeld: somebody has been taking a wish for seconds: try again.
     """
-    key = order_key(WANTED, name)
-    found = (await store.checkpoints(WANTED)).get(key)
+    key = request_key(RUN_GROUP, name)
+    found = (await store.checkpoints(RUN_GROUP)).get(key)
     last = -1 if found is None else found.position.sequence_number
     if last % 2 == 0:  # it stands already
         return
     await _put(store, key, _position(last + 1, {"by": by, "why": why}), clock)
 
 
-def taken(order: OperatorRequest) -> Position:
+def taken_position(order: OperatorRequest) -> Position:
     """The mark on a wish, under the ownership of its key: nobody takes it any more."""
     return Position(sequence_number=order.number + 1, offset="{}")
 
 
-async def standing(store: Store) -> OperatorRequests:
+async def read_requests(store: Store) -> OperatorRequests:
     """All orders that stand. Two reads."""
-    paused, wanted = await store.checkpoints(PAUSED), await store.checkpoints(WANTED)
+    paused, wanted = await store.checkpoints(PAUSE_GROUP), await store.checkpoints(RUN_GROUP)
     return OperatorRequests(
-        paused={last_part(key): _order(each) for key, each in paused.items()},
+        paused={last_part(key): _parse_request(each) for key, each in paused.items()},
         wanted={
-            last_part(key): _order(each)
+            last_part(key): _parse_request(each)
             for key, each in wanted.items()
             if each.position.sequence_number % 2 == 0
         },
@@ -148,23 +148,23 @@ async def _put(store: Store, key: str, position: Position | None, clock: Clock) 
 
 
 def _position(number: int, words: Mapping[str, str]) -> Position:
-    kept = {name: each[:_LONGEST_WORDS] for name, each in words.items() if each}
+    kept = {name: each[:_LONGEST_TEXT] for name, each in words.items() if each}
     return Position(sequence_number=number, offset=json.dumps(kept, ensure_ascii=False))
 
 
-def _order(checkpoint: Checkpoint) -> OperatorRequest:
+def _parse_request(checkpoint: Checkpoint) -> OperatorRequest:
     position = checkpoint.position
-    words = _words(position.offset)
+    words = _parse_fields(position.offset)
     return OperatorRequest(
         by=words.get("by", ""),
         why=words.get("why", ""),
         given_at=checkpoint.updated_at,
-        until=_moment(words.get("until")),
+        until=_parse_time(words.get("until")),
         number=position.sequence_number,
     )
 
 
-def _words(text: str) -> dict[str, str]:
+def _parse_fields(text: str) -> dict[str, str]:
     """The words of an order. One that can not be read stands as well, without them."""
     try:
         found = json.loads(text or "{}")
@@ -175,7 +175,7 @@ def _words(text: str) -> dict[str, str]:
     return {name: each for name, each in found.items() if isinstance(each, str)}
 
 
-def _moment(text: str | None) -> datetime | None:
+def _parse_time(text: str | None) -> datetime | None:
     """The end of a pause; None if it has none that can be read: then it lasts until it is ended."""
     if text is None:
         return None

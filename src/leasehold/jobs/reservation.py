@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 J = TypeVar("J")
 
-_AT_ONCE = timedelta(0)
+_NO_WAIT = timedelta(0)
 
 
 class Reservation:
@@ -206,11 +206,11 @@ class Reservation:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        outcome, words = verdict(error)
+        outcome, words = outcome_of(error)
         self.release(outcome=outcome, words=words)
 
 
-def verdict(error: BaseException | None) -> tuple[Outcome, str]:
+def outcome_of(error: BaseException | None) -> tuple[Outcome, str]:
     """What the log is told of a block that was left by this error, or by none."""
     if error is None or (isinstance(error, SystemExit) and not error.code):
         return Outcome.OK, ""
@@ -228,7 +228,7 @@ def try_reserve(
     *,
     store: str | Store,
     lease: timedelta = DEFAULT_LEASE,
-    wait: timedelta | None = _AT_ONCE,
+    wait: timedelta | None = _NO_WAIT,
     occurrence: datetime | None = None,
     on_crash: OnCrash = OnCrash.RUN_AGAIN,
     schedule: str = "",
@@ -303,11 +303,11 @@ def reserve(
         on_lost=on_lost,
         clock=clock,
     )
-    with reserved(answer) as job:
+    with require_reservation(answer) as job:
         yield job
 
 
-def reserved(answer: J | Held | Done) -> J:
+def require_reservation(answer: J | Held | Done) -> J:
     """The reservation, if the answer is one.
 
     Raises:
@@ -367,11 +367,11 @@ class AsyncReservation:
 
     async def mark(self, number: int, *, note: str = "") -> None:
         """See ``Reservation.mark``."""
-        await _elsewhere(lambda: self._job.mark(number, note=note))
+        await _in_thread(lambda: self._job.mark(number, note=note))
 
     async def progress(self, words: str) -> None:
         """See ``Reservation.progress``."""
-        await _elsewhere(lambda: self._job.progress(words))
+        await _in_thread(lambda: self._job.progress(words))
 
     def give_up(self) -> None:
         """See ``Reservation.give_up``."""
@@ -386,7 +386,7 @@ class AsyncReservation:
         words: str = "",
     ) -> None:
         """See ``Reservation.release``. Who is called off meanwhile waits for it nevertheless."""
-        await _elsewhere(
+        await _in_thread(
             lambda: self._job.release(to=to, outcome=outcome, exit_code=exit_code, words=words)
         )
 
@@ -399,7 +399,7 @@ class AsyncReservation:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        outcome, words = verdict(error)
+        outcome, words = outcome_of(error)
         await self.release(outcome=outcome, words=words)
 
 
@@ -408,7 +408,7 @@ async def try_reserve_async(
     *,
     store: str | Store,
     lease: timedelta = DEFAULT_LEASE,
-    wait: timedelta | None = _AT_ONCE,
+    wait: timedelta | None = _NO_WAIT,
     occurrence: datetime | None = None,
     on_crash: OnCrash = OnCrash.RUN_AGAIN,
     schedule: str = "",
@@ -444,7 +444,7 @@ async def try_reserve_async(
 
     request = Request(wish, store=store, clock=clock, on_lost=tell)
     try:
-        answer = await _elsewhere(lambda: request.ask(wait=wait), call_off=request.cancel)
+        answer = await _in_thread(lambda: request.ask(wait=wait), call_off=request.cancel)
     except asyncio.CancelledError:
         request.release()  # it may have come in the very moment of the calling off
         raise
@@ -489,11 +489,11 @@ async def reserve_async(
         holder_name=holder_name,
         clock=clock,
     )
-    async with reserved(answer) as job:
+    async with require_reservation(answer) as job:
         yield job
 
 
-async def _elsewhere(work: Callable[[], T], *, call_off: Callable[[], None] = lambda: None) -> T:
+async def _in_thread(work: Callable[[], T], *, call_off: Callable[[], None] = lambda: None) -> T:
     """Do it in another thread. Who is called off meanwhile waits for its end, and leaves then."""
     doing = asyncio.ensure_future(asyncio.to_thread(work))
     try:

@@ -48,10 +48,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("leasehold.jobs")
 
-_TRIES = 10
-_PAUSES = Backoff(base_s=2.0, max_s=60.0)
-_DISPOSAL_S = 30.0
-_KEYS = 4096
+_MAX_TRIES = 10
+_BACKOFF = Backoff(base_s=2.0, max_s=60.0)
+_DISPOSE_TIMEOUT_S = 30.0
+_CACHED_KEYS = 4096
 
 
 class _ReserveCall(LoopAnswer["Ownership | None"]):
@@ -214,7 +214,7 @@ class Reserver:
         with suppress(LoopOver):  # it was disposed of
             post(self._loop, self._stop.set)
         if self._thread is not threading.current_thread():
-            self._thread.join(_DISPOSAL_S)
+            self._thread.join(_DISPOSE_TIMEOUT_S)
 
     def __enter__(self) -> Self:
         return self
@@ -358,12 +358,12 @@ class Reserver:
             except (StoreUnavailable, LeaseLost) as error:
                 failures += 1
                 left_s = until_s - self._clock.boottime_s()
-                if left_s <= 0 or failures >= _TRIES:
+                if left_s <= 0 or failures >= _MAX_TRIES:
                     names = ", ".join(repr(last_part(key)) for key in wanted)
                     raise StoreUnavailable(
                         f"{names} could not be asked for in {failures} tries: {error}"
                     ) from error
-                pause_s = min(left_s, _PAUSES.pause_s(failures, self._rng))
+                pause_s = min(left_s, _BACKOFF.pause_s(failures, self._rng))
                 log.warning("try %d in %.1f s: %s", failures + 1, pause_s, error)
                 await self._clock.sleep(pause_s)
                 left_s = max(0.0, until_s - self._clock.boottime_s())
@@ -406,6 +406,6 @@ class Reserver:
             self._on_lost(last_part(key), reason)
 
 
-@lru_cache(maxsize=_KEYS)
+@lru_cache(maxsize=_CACHED_KEYS)
 def _key_of(name: str) -> str:
     return job_key(name)

@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
     from leasehold.model import Checkpoint, Term
 
-_MARK = "occurrence "
-_SINCE = "nothing before "
+_OCCURRENCE = "occurrence "
+_CREATED = "nothing before "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunRecord:
+class ScheduleProgress:
     """How far a schedule was carried out.
 
     Attributes:
@@ -44,22 +44,24 @@ class RunRecord:
     started: datetime | None = None
 
 
-def born(at: datetime) -> Position:
+def created_position(at: datetime) -> Position:
     """The mark of a schedule that is new: what lies before ``at`` is nobody's business."""
-    return Position(sequence_number=2 * _second(at) + 1, offset=_SINCE + _shown(at))
+    return Position(sequence_number=2 * _second(at) + 1, offset=_CREATED + _iso(at))
 
 
-def started(occurrence: datetime) -> Position:
+def started_position(occurrence: datetime) -> Position:
     """The mark of an occurrence whose run begins."""
-    return Position(sequence_number=2 * _second(occurrence), offset=_MARK + _shown(occurrence))
+    return Position(sequence_number=2 * _second(occurrence), offset=_OCCURRENCE + _iso(occurrence))
 
 
-def done(occurrence: datetime) -> Position:
+def done_position(occurrence: datetime) -> Position:
     """The mark of an occurrence whose run is over, or which is passed over."""
-    return Position(sequence_number=2 * _second(occurrence) + 1, offset=_MARK + _shown(occurrence))
+    return Position(
+        sequence_number=2 * _second(occurrence) + 1, offset=_OCCURRENCE + _iso(occurrence)
+    )
 
 
-def ran(checkpoint: Checkpoint | None) -> RunRecord | None:
+def read_progress(checkpoint: Checkpoint | None) -> ScheduleProgress | None:
     """Read the mark; None if the schedule is new.
 
     Raises:
@@ -68,7 +70,7 @@ def ran(checkpoint: Checkpoint | None) -> RunRecord | None:
     if checkpoint is None:
         return None
     position = checkpoint.position
-    if not position.offset.startswith((_MARK, _SINCE)):
+    if not position.offset.startswith((_OCCURRENCE, _CREATED)):
         raise UsageError(
             f"{checkpoint.key} has a position of its own ({position.sequence_number}, "
             f"{position.offset[:40]!r}), so it can have no schedule: give the schedule a job of "
@@ -77,16 +79,16 @@ def ran(checkpoint: Checkpoint | None) -> RunRecord | None:
     second, is_done = divmod(position.sequence_number, 2)
     moment = datetime.fromtimestamp(second, UTC)
     if is_done:
-        return RunRecord(done=moment)
+        return ScheduleProgress(done=moment)
     # All before the one that was started had been settled when it was.
-    return RunRecord(done=datetime.fromtimestamp(second - 1, UTC), started=moment)
+    return ScheduleProgress(done=datetime.fromtimestamp(second - 1, UTC), started=moment)
 
 
 def _second(moment: datetime) -> int:
     return int(moment.timestamp())
 
 
-def _shown(moment: datetime) -> str:
+def _iso(moment: datetime) -> str:
     return moment.astimezone(UTC).isoformat(timespec="seconds")
 
 
@@ -103,7 +105,7 @@ class Outcome(Enum):
     NOTHING = "nothing"  # it was reserved, and there was nothing to run
 
 
-_BY_REASON = {
+_OUTCOME_OF_REASON = {
     EndReason.RELEASED: Outcome.OK,
     EndReason.HANDED_OVER: Outcome.HANDED_OVER,
     EndReason.EXPIRED: Outcome.EXPIRED,
@@ -113,7 +115,7 @@ _BY_REASON = {
 
 
 # What each part of a note is in JSON.
-_KINDS: dict[str, type] = {
+_JSON_TYPES: dict[str, type] = {
     "host": str,
     "pid": int,
     "occurrence": str,
@@ -181,8 +183,8 @@ class RunNote:
             found = json.loads(note) if note else {}
             if not isinstance(found, dict):
                 return cls(words=note)
-            known = {name: found[name] for name in _KINDS if name in found}
-            if not all(isinstance(each, _KINDS[name]) for name, each in known.items()):
+            known = {name: found[name] for name in _JSON_TYPES if name in found}
+            if not all(isinstance(each, _JSON_TYPES[name]) for name, each in known.items()):
                 return cls(words=note)
             if "occurrence" in known:
                 known["occurrence"] = datetime.fromisoformat(known["occurrence"]).astimezone(UTC)
@@ -194,7 +196,7 @@ class RunNote:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunEntry:
+class RunLogEntry:
     """One reservation of a job, from its start to its end."""
 
     epoch: int
@@ -221,10 +223,10 @@ class RunEntry:
         return self.outcome is not Outcome.NOTHING
 
     @classmethod
-    def of(cls, term: Term) -> RunEntry:
+    def of(cls, term: Term) -> RunLogEntry:
         """The entry that a term is."""
         said = RunNote.of(term.note)
-        reason = None if term.reason is None else _BY_REASON.get(term.reason, Outcome.OK)
+        reason = None if term.reason is None else _OUTCOME_OF_REASON.get(term.reason, Outcome.OK)
         timed_out = term.reason is EndReason.EXPIRED
         # What is stuck is ended with its process, which says so before: only time ends the term.
         killed = timed_out and said.outcome is Outcome.KILLED
@@ -241,26 +243,26 @@ class RunEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Streak:
+class HolderStreak:
     """One holder, and its reservations in a row, newest first: one line of the log (J3)."""
 
     holder: str
-    entries: tuple[RunEntry, ...]
+    entries: tuple[RunLogEntry, ...]
 
 
-def entries(terms: Iterable[Term]) -> list[RunEntry]:
+def log_entries(terms: Iterable[Term]) -> list[RunLogEntry]:
     """The reservations, in the order of the terms; what an operator reset is none."""
-    return [RunEntry.of(term) for term in terms if term.reason is not EndReason.RESET]
+    return [RunLogEntry.of(term) for term in terms if term.reason is not EndReason.RESET]
 
 
-def reservers(log: Sequence[RunEntry], *, most: int = 10) -> list[Streak]:
+def recent_holders(log: Sequence[RunLogEntry], *, most: int = 10) -> list[HolderStreak]:
     """The last reservers, newest first; the same one in a row is one."""
-    found: list[Streak] = []
+    found: list[HolderStreak] = []
     for entry in log:
         if found and found[-1].holder == entry.holder:
             found[-1] = replace(found[-1], entries=(*found[-1].entries, entry))
         elif len(found) == most:
             break
         else:
-            found.append(Streak(holder=entry.holder, entries=(entry,)))
+            found.append(HolderStreak(holder=entry.holder, entries=(entry,)))
     return found

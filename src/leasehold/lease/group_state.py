@@ -18,20 +18,20 @@ from typing import TYPE_CHECKING, TypeGuard
 if TYPE_CHECKING:
     from leasehold.model import Changes, MemberInfo, MemberRecord, Resource
 
-LARGEST_WEIGHT = 1_000_000
-LARGEST_MOST = 1_000_000_000
+MAX_WEIGHT = 1_000_000
+MAX_KEY_LIMIT = 1_000_000_000
 # Beyond this a measurement is an error, and could not be added up with others.
-_LARGEST_LOAD = 1e300
+_MAX_LOAD = 1e300
 
 
-def sound(info: MemberInfo) -> MemberInfo:
+def sanitized(info: MemberInfo) -> MemberInfo:
     """The same, with what makes no sense left out.
 
     A weight that scales nothing counts as 1, and one beyond the largest as the largest; a limit
     that is no number from 0 up counts as none, and a fraction of a key as no key; a load that is
     no number from 0 up counts as not measured.
     """
-    weight, most, loads = _weight(info.weight), _most(info.most), _loads(info.loads)
+    weight, most, loads = _weight(info.weight), _max_keys(info.most), _loads(info.loads)
     draining = bool(info.draining)
     if weight is info.weight and most is info.most and loads is info.loads:
         return info if draining is info.draining else replace(info, draining=draining)
@@ -43,7 +43,7 @@ def is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def is_whole(value: object) -> TypeGuard[int]:
+def is_integer(value: object) -> TypeGuard[int]:
     """Whether it is an ``int``; True and False are none here."""
     return isinstance(value, int) and not isinstance(value, bool)
 
@@ -51,11 +51,11 @@ def is_whole(value: object) -> TypeGuard[int]:
 def _weight(weight: object) -> float:
     if not is_number(weight) or not weight > 0:
         return 1.0
-    return weight if weight <= LARGEST_WEIGHT else float(LARGEST_WEIGHT)
+    return weight if weight <= MAX_WEIGHT else float(MAX_WEIGHT)
 
 
-def _most(most: object) -> int | None:
-    if not is_number(most) or not 0 <= most <= LARGEST_MOST:
+def _max_keys(most: object) -> int | None:
+    if not is_number(most) or not 0 <= most <= MAX_KEY_LIMIT:
         return None
     return most if isinstance(most, int) else int(most)
 
@@ -69,7 +69,7 @@ def _loads(loads: object) -> Mapping[str, float]:
 
 
 def _is_load(load: object) -> bool:
-    return is_number(load) and 0 <= load <= _LARGEST_LOAD
+    return is_number(load) and 0 <= load <= _MAX_LOAD
 
 
 class GroupState:
@@ -108,7 +108,7 @@ class GroupState:
             if not peer.alive:
                 different |= self._peers.pop(peer.holder, None) is not None
             elif known is None or known.version < peer.version:
-                self._peers[peer.holder] = replace(peer, info=sound(peer.info))
+                self._peers[peer.holder] = replace(peer, info=sanitized(peer.info))
                 different = True
         self.version = max(self.version, changes.version)
         return different

@@ -11,7 +11,7 @@ import anyio
 
 from leasehold.errors import CheckpointBehind, FencedWrite, LeaseLost, UsageError
 from leasehold.lease.cycle import Cycle
-from leasehold.lease.group_state import sound
+from leasehold.lease.group_state import sanitized
 from leasehold.model import CheckpointWrite, Ownership, Position, Refusal
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Member(Cycle):
 
     def report_loads(self, loads: Mapping[str, float]) -> None:
         """Tell the group, with the next renewal, how heavy the keys held here are."""
-        self._info = sound(replace(self._info, loads=dict(loads)))
+        self._info = sanitized(replace(self._info, loads=dict(loads)))
 
     def pass_on(self, ownership: Ownership, *, reason: str) -> bool:
         """Close a key at once whose work is stuck, and hand it to the member with the fewest keys.

@@ -9,7 +9,7 @@ from datetime import timedelta
 from leasehold.core.balance import Strategy
 from leasehold.core.lease_timing import MAX_LEASE_S, LeaseTiming
 from leasehold.errors import InvalidName, InvalidOptions
-from leasehold.lease.group_state import LARGEST_MOST, LARGEST_WEIGHT, is_number, is_whole
+from leasehold.lease.group_state import MAX_KEY_LIMIT, MAX_WEIGHT, is_integer, is_number
 from leasehold.names import check_group, check_name, seconds_of
 
 
@@ -100,17 +100,19 @@ def check_share(*, weight: object, most: object, max_name: str = "most") -> None
     """
     if not is_number(weight):
         raise InvalidOptions(f"weight must be a number, not {weight!r}: use 1 if unsure")
-    if not 0 < weight <= LARGEST_WEIGHT:
+    if not 0 < weight <= MAX_WEIGHT:
         raise InvalidOptions(
-            f"0 < weight <= {LARGEST_WEIGHT:,} does not hold ({weight:g}): use 1 if unsure"
+            f"0 < weight <= {MAX_WEIGHT:,} does not hold ({weight:g}): use 1 if unsure"
         )
     if most is None:
         return
-    if not is_whole(most):
+    if not is_integer(most):
         raise InvalidOptions(
             f"{max_name} must be a whole number, not {most!r}: use None for no limit"
         )
     if most < 0:
         raise InvalidOptions(f"{max_name} >= 0 does not hold ({most}): use None for no limit")
-    if most > LARGEST_MOST:
-        raise InvalidOptions(f"{max_name} <= {LARGEST_MOST:,} does not hold: use None for no limit")
+    if most > MAX_KEY_LIMIT:
+        raise InvalidOptions(
+            f"{max_name} <= {MAX_KEY_LIMIT:,} does not hold: use None for no limit"
+        )

@@ -9,7 +9,7 @@ from leasehold.errors import InvalidUrl
 from leasehold.names import check_name
 from leasehold.stores.registry import Registry
 from leasehold.stores.validation import (
-    check_suggestion,
+    check_hand_over_request,
     checked_keys,
     checked_lease,
     checked_notes,
@@ -126,7 +126,7 @@ class MemoryStore:
 
     async def request_hand_over(self, key: str, *, epoch: int, to: str) -> bool:
         """See ``Store``."""
-        check_suggestion(key, epoch=epoch, to=to)
+        check_hand_over_request(key, epoch=epoch, to=to)
         return self._step(lambda r, now, wall: r.request_hand_over(key, epoch, to, now, wall))
 
     async def request_leave(self, holder: str) -> bool:

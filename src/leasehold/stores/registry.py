@@ -30,14 +30,14 @@ from leasehold.model import (
     Term,
 )
 from leasehold.names import group_of
-from leasehold.stores.rows import GroupRow, LeaseRow, ResourceRow, newer, peer_of
+from leasehold.stores.rows import GroupRow, LeaseRow, ResourceRow, member_of, newer
 from leasehold.stores.validation import (
     HISTORY_LIMIT,
     OPERATOR,
     RELEASED_BY,
     lost_lease,
     purge_after_s,
-    same_place,
+    same_position,
     unknown_key,
 )
 
@@ -243,7 +243,7 @@ class Ledger:
         return Changes(
             version=self._version,
             resources=tuple(resources),
-            members=tuple(peer_of(row, now) for row in newer(group.members.values(), since)),
+            members=tuple(member_of(row, now) for row in newer(group.members.values(), since)),
             ended=tuple(term for _, term in mine.ended_terms),
             next_end_s=self._next_end_s(mine, group, now),
         )
@@ -543,7 +543,7 @@ class Registry(Ledger):
         """See ``Store.members``."""
         rows = self._group(group).members
         return {
-            holder: peer_of(rows[holder], now)
+            holder: member_of(rows[holder], now)
             for holder in sorted(rows)
             if rows[holder].ended is None and rows[holder].ends_at > now
         }
@@ -579,7 +579,7 @@ class Registry(Ledger):
         """Put the checkpoint of a key that nobody owns there, in a new epoch."""
         stored = self._checkpoints.get(row.key)
         was_reset = bool(row.terms) and row.terms[-1].reason is EndReason.RESET
-        if was_reset and same_place(stored.position if stored else None, position):
+        if was_reset and same_position(stored.position if stored else None, position):
             return
         self.reset_term(row, wall)
         if position is None:

@@ -65,7 +65,7 @@ class GroupRow:
 _Row = TypeVar("_Row", ResourceRow, LeaseRow)
 
 
-def peer_of(row: LeaseRow, now: float) -> MemberRecord:
+def member_of(row: LeaseRow, now: float) -> MemberRecord:
     """The member as the others see it."""
     return MemberRecord(
         holder=row.lease.holder,

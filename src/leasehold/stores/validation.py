@@ -61,7 +61,7 @@ def checked_lease(*, holder: str, token: str, group: str, duration: timedelta) -
     return Lease(holder=holder, token=token, group=group, duration_s=duration_s)
 
 
-def check_suggestion(key: str, *, epoch: object, to: str) -> None:
+def check_hand_over_request(key: str, *, epoch: object, to: str) -> None:
     """Say nothing if ``Store.request_hand_over`` can be asked this.
 
     Raises:
@@ -131,7 +131,7 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
-def same_place(one: Position | None, other: Position | None) -> bool:
+def same_position(one: Position | None, other: Position | None) -> bool:
     """Whether two positions are the same to the letter; ``==`` leaves the offset out."""
     if one is None or other is None:
         return one is other

@@ -43,7 +43,9 @@ def test_ls_says_of_each_job_what_it_is_about(leasehold: CommandLine, jobs: Jobs
     jobs.ran("b-web2-1", "wanted one", RunNote(outcome=Outcome.OK))
     clock = SystemClock()
     jobs.run(lambda store: operator_requests.pause(store, "paused one", by="ann", clock=clock))
-    jobs.run(lambda store: operator_requests.want(store, "wanted one", by="ann", clock=clock))
+    jobs.run(
+        lambda store: operator_requests.request_run(store, "wanted one", by="ann", clock=clock)
+    )
     rows = {each["job"]: each for each in leasehold("jobs", "ls", "-ojson").json}
     assert {name: each["state"] for name, each in rows.items()} == {
         "etl": "running",
@@ -63,7 +65,7 @@ def test_ls_says_of_each_job_what_it_is_about(leasehold: CommandLine, jobs: Jobs
 
 def test_a_schedule_that_nobody_carries_out_is_late(leasehold: CommandLine, jobs: Jobs) -> None:
     [owned] = jobs.join("a", "nightly", said=RunNote(schedule="0 2 * * * Europe/Berlin"))
-    jobs.mark(owned, run_log.done(TWO))
+    jobs.mark(owned, run_log.done_position(TWO))
     running = leasehold("jobs", "show", "nightly", "-ojson").json
     assert running["late_s"] is None
     jobs.leave(owned)
@@ -227,7 +229,7 @@ def test_next_says_what_is_wrong_with_it(leasehold: CommandLine, words: tuple[st
 
 
 def standing(jobs: Jobs) -> operator_requests.OperatorRequests:
-    return jobs.run(operator_requests.standing)
+    return jobs.run(operator_requests.read_requests)
 
 
 def test_pause_and_resume_keep_who_and_why(leasehold: CommandLine, jobs: Jobs) -> None:

@@ -12,7 +12,7 @@ from tests.support.stored_jobs import Jobs, jobs_in
 
 from leasehold.cli.jobs import run_row
 from leasehold.jobs import Outcome, run_log
-from leasehold.jobs.run_log import RunEntry, RunNote
+from leasehold.jobs.run_log import RunLogEntry, RunNote
 from leasehold.model import EndReason, Term
 from leasehold.names import job_key
 
@@ -112,12 +112,12 @@ def test_how_long_a_run_lasted_that_expired_is_not_known() -> None:
             ended_at=TWO + timedelta(seconds=24),
             reason=reason,
         )
-        assert run_row(RunEntry.of(term))["lasted_s"] == lasted_s
+        assert run_row(RunLogEntry.of(term))["lasted_s"] == lasted_s
 
 
 def test_next_begins_after_what_is_done_already(leasehold: CommandLine, jobs: Jobs) -> None:
     [owned] = jobs.join("a", "nightly", said=RunNote(schedule="0 2 * * * UTC"))
-    jobs.mark(owned, run_log.done(datetime(2100, 1, 31, 2, tzinfo=UTC)))
+    jobs.mark(owned, run_log.done_position(datetime(2100, 1, 31, 2, tzinfo=UTC)))
     jobs.leave(owned)
     rows = leasehold("jobs", "next", "nightly", "-n", "2", "-ojson").json
     assert [each["utc"][:10] for each in rows] == ["2100-02-01", "2100-02-02"]

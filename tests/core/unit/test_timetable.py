@@ -10,7 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from leasehold.core.cron import parse_schedule
-from leasehold.core.next_run import MAX_MISSED, RunDecision, RunPlace, decide, settled_by, shift_of
+from leasehold.core.next_run import (
+    MAX_MISSED,
+    RunDecision,
+    RunLocation,
+    decide,
+    settled_by,
+    shift_of,
+)
 from leasehold.jobs import CatchUp, OnCrash, Overlap
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -36,7 +43,7 @@ def decided(
     now: datetime,
     rules: Rules | None = None,
     started: float | None = None,
-    place: RunPlace = RunPlace.NOWHERE,
+    place: RunLocation = RunLocation.NOWHERE,
     shift_s: float = 0.0,
 ) -> RunDecision:
     return decide(
@@ -89,11 +96,11 @@ def test_a_run_that_crashed_too_long_ago_is_left() -> None:
 
 
 def test_what_runs_elsewhere_is_waited_for() -> None:
-    assert decided(done=0, started=1, now=at(1), place=RunPlace.ELSEWHERE) == RunDecision(
+    assert decided(done=0, started=1, now=at(1), place=RunLocation.ELSEWHERE) == RunDecision(
         waits=at(1)
     )
-    assert decided(done=0, now=at(1), place=RunPlace.ELSEWHERE) == RunDecision(waits=at(1))
-    assert decided(done=1, now=at(1), place=RunPlace.ELSEWHERE) == RunDecision(look_at=at(2))
+    assert decided(done=0, now=at(1), place=RunLocation.ELSEWHERE) == RunDecision(waits=at(1))
+    assert decided(done=1, now=at(1), place=RunLocation.ELSEWHERE) == RunDecision(look_at=at(2))
 
 
 @pytest.mark.parametrize(
@@ -109,7 +116,7 @@ def test_what_runs_here_makes_room_only_if_it_is_to_be_replaced(
     overlap: Overlap, now: datetime, wanted: RunDecision
 ) -> None:
     rules = Rules(overlap=overlap)
-    assert decided(done=0, started=1, now=now, rules=rules, place=RunPlace.HERE) == wanted
+    assert decided(done=0, started=1, now=now, rules=rules, place=RunLocation.HERE) == wanted
 
 
 def test_a_long_run_passes_over_what_came_meanwhile_only_if_it_is_to_be_skipped() -> None:

@@ -28,7 +28,7 @@ from leasehold.errors import (
 )
 from leasehold.jobs import Outcome, Reserver, reserve
 from leasehold.jobs.reserver import _ReserveCall
-from leasehold.jobs.run_log import RunEntry, RunNote, entries
+from leasehold.jobs.run_log import RunLogEntry, RunNote, log_entries
 from leasehold.jobs.threads import LoopAnswer
 from leasehold.jobs.wish import GROUP
 from leasehold.model import KeyClaim, Lease, MemberRecord, Ownership
@@ -56,10 +56,10 @@ def sqlite(tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path}/leases.db"
 
 
-def log(url: str, name: str) -> list[RunEntry]:
-    async def read() -> list[RunEntry]:
+def log(url: str, name: str) -> list[RunLogEntry]:
+    async def read() -> list[RunLogEntry]:
         async with open_store(url) as store:
-            return entries(await store.history(job_key(name)))
+            return log_entries(await store.history(job_key(name)))
 
     return anyio.run(read)
 
@@ -223,7 +223,7 @@ def test_what_was_given_and_never_heard_of_is_no_run_in_the_log() -> None:
         with Reserver(store, lease=LEASE) as other:
             while not other.try_reserve("first"):  # with the next renewal at the latest
                 threading.Event().wait(0.01)
-    _, *unheard, first = entries(anyio.run(store.history, job_key("first")))
+    _, *unheard, first = log_entries(anyio.run(store.history, job_key("first")))
     assert {each.outcome for each in unheard} == {Outcome.NOTHING}
     assert first.outcome is Outcome.OK
 

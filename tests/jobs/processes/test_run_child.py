@@ -206,7 +206,7 @@ def test_a_sigterm_that_comes_doubled_is_one(
     start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """timeout(1) signals a process, and then its group."""
-    monkeypatch.setattr(command_run, "_SAME_WISH_S", 60.0)
+    monkeypatch.setattr(command_run, "_SAME_SIGNAL_S", 60.0)
     ready = tmp_path / "ready"
     script = f"trap 'sleep 0.1; exit 5' TERM; touch {ready}; while :; do sleep 0.05; done"
     under = start(*shell(script))

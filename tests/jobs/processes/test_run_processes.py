@@ -28,7 +28,7 @@ from tests.support.pausing import pause
 
 from leasehold.jobs import Outcome
 from leasehold.jobs.command.guard import processes
-from leasehold.jobs.operator_requests import want
+from leasehold.jobs.operator_requests import request_run
 from leasehold.stores import open_store
 
 pytestmark = pytest.mark.timeout(300)
@@ -371,7 +371,7 @@ def test_a_run_that_an_operator_asks_for_is_run_once_without_an_occurrence(
 
     async def ask() -> None:
         async with open_store(url) as store:
-            await want(store, JOB, by="ann", clock=CLOCK)
+            await request_run(store, JOB, by="ann", clock=CLOCK)
 
     anyio.run(ask)
     script = f'echo "[$LEASEHOLD_OCCURRENCE]" >> {book}'

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leasehold.jobs import Outcome
-from leasehold.jobs.run_log import RunEntry, RunNote, entries, reservers
+from leasehold.jobs.run_log import RunLogEntry, RunNote, log_entries, recent_holders
 from leasehold.model import LONGEST_NOTE, EndReason, Note, Ownership, Term
 
 AT = datetime(2026, 3, 1, 2, 0, tzinfo=UTC)
@@ -124,7 +124,7 @@ def test_parts_that_a_later_release_adds_are_passed_over() -> None:
 def test_how_it_ended_is_what_its_holder_said_or_else_what_the_store_saw(
     reason: EndReason | None, said: RunNote, outcome: Outcome | None
 ) -> None:
-    entry = RunEntry.of(term(1, reason=reason, note=said.note()))
+    entry = RunLogEntry.of(term(1, reason=reason, note=said.note()))
     assert entry.outcome is outcome
     assert entry.said == said
     assert entry.ran == (outcome is not Outcome.NOTHING)
@@ -135,26 +135,28 @@ def test_how_it_ended_is_what_its_holder_said_or_else_what_the_store_saw(
 @pytest.mark.spec("J3")
 def test_the_last_ten_reservers_newest_first_and_one_in_a_row_is_one() -> None:
     holders = ["c", "c", *(f"h{number}" for number in range(8)), "b", "b", "a"]
-    log = entries(term(99 - at, holder=holder) for at, holder in enumerate(holders))
-    found = reservers(log)
+    log = log_entries(term(99 - at, holder=holder) for at, holder in enumerate(holders))
+    found = recent_holders(log)
     assert [each.holder for each in found] == ["c", *(f"h{number}" for number in range(8)), "b"]
     assert [len(each.entries) for each in found] == [2, 1, 1, 1, 1, 1, 1, 1, 1, 2]
     assert [entry.epoch for entry in found[0].entries] == [99, 98]
-    assert len(reservers(log, most=2)) == 2
+    assert len(recent_holders(log, most=2)) == 2
 
 
 def test_what_an_operator_has_reset_is_no_reservation() -> None:
-    log = entries([term(2), term(1, reason=EndReason.RESET, holder="operator")])
+    log = log_entries([term(2), term(1, reason=EndReason.RESET, holder="operator")])
     assert [entry.epoch for entry in log] == [2]
 
 
 def test_what_its_holder_has_killed_is_killed_though_only_time_has_ended_its_term() -> None:
     note = RunNote(outcome=Outcome.KILLED, words="timeout: it did not stop").note()
-    killed = RunEntry.of(term(1, reason=EndReason.EXPIRED, note=note))
+    killed = RunLogEntry.of(term(1, reason=EndReason.EXPIRED, note=note))
     assert (killed.outcome, killed.duration) == (Outcome.KILLED, None)
     for outcome in set(Outcome) - {Outcome.KILLED}:
         note = RunNote(outcome=outcome).note()
-        assert RunEntry.of(term(1, reason=EndReason.EXPIRED, note=note)).outcome is Outcome.EXPIRED
+        assert (
+            RunLogEntry.of(term(1, reason=EndReason.EXPIRED, note=note)).outcome is Outcome.EXPIRED
+        )
     for reason in (EndReason.STOLEN, EndReason.BROKEN):
         note = RunNote(outcome=Outcome.KILLED).note()
-        assert RunEntry.of(term(1, reason=reason, note=note)).outcome is not Outcome.KILLED
+        assert RunLogEntry.of(term(1, reason=reason, note=note)).outcome is not Outcome.KILLED

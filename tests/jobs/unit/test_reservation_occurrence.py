@@ -12,7 +12,7 @@ from tests.support.job_scene import LEASE, LEASE_S, Scene, play
 from leasehold.errors import FencedWrite, LeaseLost, StoreUnavailable, UsageError
 from leasehold.jobs import Done, Held, OnCrash, Outcome, run_log
 from leasehold.jobs.claimant import Claimant, Parting
-from leasehold.jobs.run_log import RunEntry, entries
+from leasehold.jobs.run_log import RunLogEntry, log_entries
 from leasehold.jobs.wish import GROUP, Wish
 from leasehold.model import Position
 from leasehold.names import job_key
@@ -27,8 +27,8 @@ async def end(job: Claimant, outcome: Outcome = Outcome.OK, *, words: str = "") 
     await job.leave(Parting(outcome=outcome, words=words))
 
 
-async def log(scene: Scene, key: str = KEY) -> list[RunEntry]:
-    return entries(await scene.store.history(key))
+async def log(scene: Scene, key: str = KEY) -> list[RunLogEntry]:
+    return log_entries(await scene.store.history(key))
 
 
 async def outcomes(scene: Scene) -> list[Outcome | None]:
@@ -334,11 +334,11 @@ def test_trouble_while_waiting_is_tried_again_with_growing_pauses_until_the_time
 def test_what_is_marked_is_what_the_timetable_reads() -> None:
     async def story(scene: Scene) -> None:
         job, _ = await scene.held(occurrence=TWO)
-        found = run_log.ran((await scene.store.checkpoints(GROUP))[KEY])
+        found = run_log.read_progress((await scene.store.checkpoints(GROUP))[KEY])
         assert found is not None
         assert found.started == TWO
         await end(job)
-        found = run_log.ran((await scene.store.checkpoints(GROUP))[KEY])
+        found = run_log.read_progress((await scene.store.checkpoints(GROUP))[KEY])
         assert found is not None
         assert (found.done, found.started) == (TWO, None)
 

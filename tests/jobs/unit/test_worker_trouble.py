@@ -15,7 +15,7 @@ from tests.support.worker_sim import Node, World
 from leasehold.clock import SystemClock
 from leasehold.errors import StoreUnavailable
 from leasehold.jobs import Job, Outcome, Run, Worker, job, operator_requests
-from leasehold.jobs.run_log import RunEntry, entries
+from leasehold.jobs.run_log import RunLogEntry, log_entries
 from leasehold.jobs.worker import worker as worker_module
 from leasehold.jobs.worker.runner import Launcher
 from leasehold.model import KeyClaim, MemberInfo, Ownership
@@ -64,9 +64,9 @@ class Operator:
         )
 
 
-def log_of(world: World, name: str) -> list[RunEntry]:
+def log_of(world: World, name: str) -> list[RunLogEntry]:
     """The reservations that ran something, oldest first."""
-    found = entries(world.server.registry.history(job_key(name), 100))
+    found = log_entries(world.server.registry.history(job_key(name), 100))
     return [each for each in reversed(found) if each.outcome is not Outcome.NOTHING]
 
 
@@ -86,7 +86,7 @@ def test_a_wish_is_carried_out_once_though_a_node_was_cut_off_when_it_was_taken(
             world.start([world.job("n", every="1h", takes_s=1.0)])
         await asyncio.sleep(8)
         theirs = await operator.reserve("n")
-        await operator_requests.want(operator.store, "n", by="me", clock=operator.clock)
+        await operator_requests.request_run(operator.store, "n", by="me", clock=operator.clock)
         await asyncio.sleep(10)
         cut = world.nodes[1].host
         cut.rates = CUT_OFF
@@ -108,11 +108,11 @@ def test_a_wish_whose_job_somebody_has_is_left_where_it_is_until_the_job_is_free
             world.start([world.job("n", every="1h", takes_s=1.0)])
         await asyncio.sleep(8)
         theirs = await operator.reserve("n")
-        await operator_requests.want(operator.store, "n", by="me", clock=operator.clock)
-        key = operator_requests.order_key(operator_requests.WANTED, "n")
-        before = (await operator.store.resources(operator_requests.WANTED))[key].epoch
+        await operator_requests.request_run(operator.store, "n", by="me", clock=operator.clock)
+        key = operator_requests.request_key(operator_requests.RUN_GROUP, "n")
+        before = (await operator.store.resources(operator_requests.RUN_GROUP))[key].epoch
         await asyncio.sleep(60)
-        assert (await operator.store.resources(operator_requests.WANTED))[key].epoch == before
+        assert (await operator.store.resources(operator_requests.RUN_GROUP))[key].epoch == before
         assert not world.book
         await operator.store.release(theirs)
         await asyncio.sleep(3)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 DEAD_BAND = 0.10
 DAMPING = 0.60
 # Beyond this a measurement is an error, and could not be added up with others.
-_HEAVIEST = 1e15
+_MAX_LOAD = 1e15
 
 
 def plan_by_load(snapshot: Snapshot, me: str) -> Plan:
@@ -131,7 +131,7 @@ def _loads(snapshot: Snapshot) -> dict[str, float]:
     for holder in sorted(snapshot.members):
         measured = snapshot.members[holder].loads.items()
         known |= {
-            key: min(load, _HEAVIEST)
+            key: min(load, _MAX_LOAD)
             for key, load in measured
             if key in snapshot.resources and load >= 0
         }

@@ -46,7 +46,7 @@ def plan_towards(
     target: Mapping[str, int],
 ) -> Plan:
     """My part of reaching these numbers of keys per member, with the fewest moves."""
-    places = _missing_places(keys, target)
+    places = _missing_receivers(keys, target)
     hand_over: dict[str, str] = {}
     release: list[str] = []
     claim = [key for key in keys[me][: target.get(me, 0)] if not snapshot.held_by(key, me)]
@@ -82,7 +82,7 @@ def _target_counts(snapshot: Snapshot, keys: Mapping[str | None, list[str]]) -> 
     return quotas(total, claimants) if claimants else {}
 
 
-def _missing_places(
+def _missing_receivers(
     keys: Mapping[str | None, list[str]], target: Mapping[str, int]
 ) -> Iterator[str]:
     return chain.from_iterable(

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 _READ_BYTES = 4096
-_LOOK_AGAIN_MS = 2
+_POLL_MS = 2
 EXIT_NOT_FOUND, EXIT_NOT_EXECUTABLE = 127, 126
 SIGNALLED = 128
-_WAITS = 40  # looks at a guard that has nothing left to guard, and does not say so
+_MAX_CHECKS = 40  # looks at a guard that has nothing left to guard, and does not say so
 _SAME_S = 0.005  # a deadline that moves by less has not moved
 
 
@@ -73,7 +73,7 @@ class Child:
         self.executed = True
         self.gone = False
         self._text = b""
-        self._waits = _WAITS
+        self._waits = _MAX_CHECKS
         self._alone = alone
         self._deadline = deadline
         if alone:
@@ -126,9 +126,11 @@ class Child:
 
         The guard goes last: while it is there, all that descends from the command is known.
         """
-        left = guard.belonging(guard.processes(), ancestor=self._guard.pid, session=self.pid)
+        left = guard.command_processes(
+            guard.processes(), ancestor=self._guard.pid, session=self.pid
+        )
         if left:
-            guard.send(left, signal.SIGKILL)
+            guard.send_signal(left, signal.SIGKILL)
             return
         # Nothing runs any more, so there is time: if it can, the guard tells how the command ended.
         self._wake()
@@ -176,8 +178,8 @@ class Child:
         if self.gone:
             return
         while left := self._left():
-            guard.send(left, signal.SIGKILL)
-            select.poll().poll(_LOOK_AGAIN_MS)
+            guard.send_signal(left, signal.SIGKILL)
+            select.poll().poll(_POLL_MS)
         self.gone = True
         if self.exit_code is None:
             self.exit_code = SIGNALLED + signal.SIGKILL
@@ -188,7 +190,7 @@ class Child:
                 while os.waitpid(-1, os.WNOHANG)[0]:
                     continue
         ancestor = os.getpid() if self._alone else -1
-        return guard.belonging(guard.processes(), ancestor=ancestor, session=self.pid)
+        return guard.command_processes(guard.processes(), ancestor=ancestor, session=self.pid)
 
     def _order(self, text: str) -> None:
         with suppress(BrokenPipeError, BlockingIOError):  # then it ends all by itself

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("leasehold.jobs")
 
-_SAME_WISH_S = 0.2  # timeout(1) and others signal a process and its group: that is one wish
+_SAME_SIGNAL_S = 0.2  # timeout(1) and others signal a process and its group: that is one wish
 _SETTLE_S = 1.0  # for pipes that are still being drained, and machines that shut down
 _STUCK_S = 5.0
 _SLICES = 40  # of a lease, between two looks at it
@@ -239,7 +239,7 @@ class CommandRun:
             if self._stopped_by != number:
                 self._asked_s = now_s
                 self._stop(child)
-            elif now_s - self._asked_s > _SAME_WISH_S:  # asked for twice: at once
+            elif now_s - self._asked_s > _SAME_SIGNAL_S:  # asked for twice: at once
                 self._kill(child)
             self._stopped_by = number
         elif number == signal.SIGTSTP:

@@ -122,7 +122,7 @@ def environment(
     }
 
 
-def code_of(program: str) -> int:
+def exec_error_code(program: str) -> int:
     """0 if it can be executed, else the exit code that a shell would have for it."""
     there = [path for path in _paths(program) if os.access(path, os.F_OK)]
     if any(os.access(path, os.X_OK) and not Path(path).is_dir() for path in there):
@@ -130,7 +130,7 @@ def code_of(program: str) -> int:
     return EXIT_NOT_EXECUTABLE if there else EXIT_NOT_FOUND
 
 
-def why_not(program: str, code: int) -> str:
+def exec_error_text(program: str, code: int) -> str:
     """What to say of one that could not be executed, with the exit code ``code``."""
     name = f"{program!r} (looked for from {Path.cwd()})"
     if code != EXIT_NOT_FOUND:
@@ -217,14 +217,14 @@ LEFT_BEHIND = (
 )
 
 
-def unable(plan: CommandPlan) -> ExitStatus | None:
+def not_executable(plan: CommandPlan) -> ExitStatus | None:
     """What to say if the command is not here: then nothing is to be reserved for it."""
     program = plan.command[0]
-    code = code_of(program)
+    code = exec_error_code(program)
     return _not_executed(repr(plan.job), program, code) if code else None
 
 
-def lost_run(job: str, ended: CommandEnd, kind: LossKind) -> tuple[Outcome, ExitStatus]:
+def status_of_loss(job: str, ended: CommandEnd, kind: LossKind) -> tuple[Outcome, ExitStatus]:
     """Of a run whose reservation was lost meanwhile."""
     warned = kind is LossKind.WARN
     done = "has ended since" if warned else ("was killed" if ended.killed else "was stopped")
@@ -236,7 +236,7 @@ def lost_run(job: str, ended: CommandEnd, kind: LossKind) -> tuple[Outcome, Exit
     return Outcome.LOST, verdict
 
 
-def ended_run(ended: CommandEnd, plan: CommandPlan) -> tuple[Outcome, ExitStatus]:
+def status_of_end(ended: CommandEnd, plan: CommandPlan) -> tuple[Outcome, ExitStatus]:
     """Of a run that was reserved to its end."""
     job, code = repr(plan.job), ended.exit_code
     if ended.timed_out:
@@ -251,19 +251,19 @@ def ended_run(ended: CommandEnd, plan: CommandPlan) -> tuple[Outcome, ExitStatus
         return Outcome.OK, ExitStatus(reason=ExitReason.ENDED, code=0)
     if ended.stopped_by is not None:
         return Outcome.KILLED, ExitStatus(
-            reason=ExitReason.STOPPED, code=code, message=what_happened(ended)
+            reason=ExitReason.STOPPED, code=code, message=failure_text(ended)
         )
     return Outcome.FAILED, ExitStatus(
-        reason=ExitReason.ENDED, code=code, message=what_happened(ended)
+        reason=ExitReason.ENDED, code=code, message=failure_text(ended)
     )
 
 
 def _not_executed(job: str, program: str, code: int) -> ExitStatus:
-    message = f"{job}: nothing was run: {why_not(program, code)}"
+    message = f"{job}: nothing was run: {exec_error_text(program, code)}"
     return ExitStatus(reason=ExitReason.NOT_EXECUTED, code=code, message=message)
 
 
-def what_happened(ended: CommandEnd) -> str:
+def failure_text(ended: CommandEnd) -> str:
     """In words, of a run that did not succeed."""
     if ended.timed_out:
         return "the command took too long"

@@ -39,12 +39,12 @@ _ABSOLUTE = 1
 _NONBLOCK_CLOEXEC = os.O_NONBLOCK | os.O_CLOEXEC
 _PDEATHSIG, _SUBREAPER = 1, 36
 _NS = 1_000_000_000
-_LOOK_AGAIN_MS = 2
+_POLL_MS = 2
 _READ_BYTES = 65536
 _LAST_STANDARD = 2
-_LOCALE, _PYTHONS_OWN = "LC_CTYPE", ("C.UTF-8", "C.utf8", "UTF-8")
+_LOCALE, _PYTHON_LOCALES = "LC_CTYPE", ("C.UTF-8", "C.utf8", "UTF-8")
 # What the wrapper is sent it passes on; a signal to every process of a service must not end both.
-_LEFT_TO_THE_WRAPPER = (
+_WRAPPER_SIGNALS = (
     signal.SIGTERM,
     signal.SIGINT,
     signal.SIGHUP,
@@ -87,7 +87,7 @@ def processes() -> dict[int, Process]:
     return found
 
 
-def belonging(known: Mapping[int, Process], *, ancestor: int, session: int) -> list[int]:
+def command_processes(known: Mapping[int, Process], *, ancestor: int, session: int) -> list[int]:
     """Those that live and descend from ``ancestor`` or are of the session (0: of none)."""
     children: dict[int, list[int]] = {}
     for pid, each in known.items():
@@ -101,7 +101,7 @@ def belonging(known: Mapping[int, Process], *, ancestor: int, session: int) -> l
     return sorted(pid for pid in found - {ancestor} if pid in known and not known[pid].is_dead)
 
 
-def send(pids: Sequence[int], number: int) -> None:
+def send_signal(pids: Sequence[int], number: int) -> None:
     """Send each of them a signal; those that are gone, or are somebody else's, are passed over."""
     for pid in pids:
         with suppress(ProcessLookupError, PermissionError):
@@ -126,7 +126,7 @@ def fill_standard() -> None:
 def environment() -> dict[str, str]:
     """The environment, without the locale that Python gives itself if it was given none."""
     found = dict(os.environ)
-    if found.get(_LOCALE) in _PYTHONS_OWN:
+    if found.get(_LOCALE) in _PYTHON_LOCALES:
         with (
             suppress(OSError),
             os.fdopen(os.open("/proc/self/environ", os.O_RDONLY), "rb") as given,
@@ -178,11 +178,11 @@ class CommandGuard:
             os.set_inheritable(each, False)
         # Those that were ignored from the start are ignored by the command as well: nohup.
         self._ignored = {
-            each for each in _LEFT_TO_THE_WRAPPER if signal.getsignal(each) is signal.SIG_IGN
+            each for each in _WRAPPER_SIGNALS if signal.getsignal(each) is signal.SIG_IGN
         }
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        for number in _LEFT_TO_THE_WRAPPER:
+        for number in _WRAPPER_SIGNALS:
             signal.signal(number, signal.SIG_IGN)
 
     def run(self, command: Sequence[str], *, term_at_s: float, kill_at_s: float) -> None:
@@ -204,7 +204,7 @@ class CommandGuard:
         self._hide()
         while self._reap():
             if self._killing:
-                send(self._all(), signal.SIGKILL)
+                send_signal(self._all(), signal.SIGKILL)
             self._wait()
         self._report("G")
 
@@ -253,7 +253,7 @@ class CommandGuard:
             poll.register(each, select.POLLIN)
         if self._orders >= 0:
             poll.register(self._orders, select.POLLIN)
-        poll.poll(_LOOK_AGAIN_MS if self._killing else None)
+        poll.poll(_POLL_MS if self._killing else None)
         with suppress(BlockingIOError):
             os.read(self._awake, _READ_BYTES)
         # Orders first: one that is there already may move the deadline.
@@ -306,12 +306,12 @@ class CommandGuard:
 
     def _tell_all(self, number: int) -> None:
         everyone = self._all()
-        send(everyone, number)
+        send_signal(everyone, number)
         if number == signal.SIGTERM:  # one that is stopped could not hear it
-            send(everyone, signal.SIGCONT)
+            send_signal(everyone, signal.SIGCONT)
 
     def _all(self) -> list[int]:
-        return belonging(processes(), ancestor=os.getpid(), session=self._child)
+        return command_processes(processes(), ancestor=os.getpid(), session=self._child)
 
     def _reap(self) -> bool:
         """Take notice of those that ended; False if none is left: an orphan would be ours."""

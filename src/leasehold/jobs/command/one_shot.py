@@ -32,13 +32,13 @@ from leasehold.jobs.command.exit_status import (
     ExitReason,
     ExitStatus,
     IfHeld,
-    ended_run,
     environment,
-    lost_run,
-    what_happened,
+    failure_text,
+    status_of_end,
+    status_of_loss,
 )
 from leasehold.jobs.command.signal_queue import SignalQueue, StopRequested
-from leasehold.jobs.operator_requests import standing
+from leasehold.jobs.operator_requests import read_requests
 from leasehold.jobs.request import Request
 from leasehold.jobs.reservation import Reservation
 from leasehold.jobs.run_log import Outcome
@@ -56,9 +56,9 @@ log = logging.getLogger("leasehold.jobs")
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 2.0, 15.0  # when the store is in trouble
 _MIN_READ_S, _MAX_READ_S = 2.0, 10.0  # for the orders: the store may have to be made
-_PAUSED_LOOK_S = 2.0
+_PAUSED_POLL_S = 2.0
 _NOTHING_RUN = "nothing was run"
-_NOT_THE_END = (ExitReason.LOST, ExitReason.HANDED_OVER, ExitReason.PAUSED)  # of a standby
+_STANDBY_REASONS = (ExitReason.LOST, ExitReason.HANDED_OVER, ExitReason.PAUSED)  # of a standby
 
 
 class Wrapper:
@@ -110,7 +110,7 @@ class Wrapper:
         if not self._plan.standby or self._told_to_end:
             return False
         left = verdict.reason is ExitReason.HANDED_OVER and self._heir is None
-        return verdict.reason in _NOT_THE_END and not left
+        return verdict.reason in _STANDBY_REASONS and not left
 
     def _wait_for_resume(self) -> None:
         """Look at the orders alone: a reservation that is not used would fill the log.
@@ -120,7 +120,7 @@ class Wrapper:
         """
         paused = True
         while paused:
-            self._rest(_PAUSED_LOOK_S)
+            self._rest(_PAUSED_POLL_S)
             try:
                 paused = self._paused() is not None
             except StoreError as error:
@@ -275,7 +275,7 @@ class Wrapper:
 
         async def read() -> ExitStatus | None:
             async with open_store(plan.store, clock=clock) as store:
-                orders = await standing(store)
+                orders = await read_requests(store)
             if not orders.is_paused(plan.job, now=clock.utc_now()):
                 return None
             order = orders.paused[plan.job]
@@ -397,7 +397,7 @@ class Wrapper:
         """
         seconds = self._plan.policy.pauses.pause_s(attempt, self._rng)
         self._say(
-            f"{what_happened(ended)}: attempt {attempt + 1} of {self._plan.policy.retries + 1} "
+            f"{failure_text(ended)}: attempt {attempt + 1} of {self._plan.policy.retries + 1} "
             f"in {seconds:.1f} s"
         )
         until_s = self._clock.boottime_s() + seconds
@@ -429,5 +429,5 @@ class Wrapper:
             )
         assert ended is not None  # noqa: S101 - it was neither lost nor given away
         if lost is not None:
-            return lost_run(job, ended, self._plan.limits.on_loss.kind)
-        return ended_run(ended, self._plan)
+            return status_of_loss(job, ended, self._plan.limits.on_loss.kind)
+        return status_of_end(ended, self._plan)

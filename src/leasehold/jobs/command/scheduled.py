@@ -24,9 +24,9 @@ from leasehold.jobs.command.exit_status import (
     ExitCode,
     ExitReason,
     ExitStatus,
-    ended_run,
     environment,
-    what_happened,
+    failure_text,
+    status_of_end,
 )
 from leasehold.jobs.worker.definition import job
 from leasehold.jobs.worker.job_state import STOPPED
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 _EVERY = "every "
 _SPARE_S = 5.0  # after the grace: for the kernel to kill, and for the release
-_ALWAYS = (signal.SIGTERM, signal.SIGINT)
+_STOP_ALWAYS = (signal.SIGTERM, signal.SIGINT)
 
 
 class CommandFailed(Exception):
@@ -110,7 +110,7 @@ class ScheduledWrapper:
 
     def _hear_stop(self, number: int) -> None:
         # While the command runs the others are for it: it may reload on SIGHUP.
-        if number in _ALWAYS or not self._worker.held():
+        if number in _STOP_ALWAYS or not self._worker.held():
             self._worker.stop()
 
     def _run(self, run: Run) -> None:
@@ -154,11 +154,11 @@ class ScheduledWrapper:
             return
         if not ended.executed:
             self._give_up(run, ended)
-        elif ended.stopped_by in _ALWAYS:
+        elif ended.stopped_by in _STOP_ALWAYS:
             # The worker learns of the signal in its event loop, perhaps after the command has
             # ended. A run that ends before that would count as failed, and not as stopped.
             run.lost.wait(_SPARE_S)
-        words = what_happened(ended)
+        words = failure_text(ended)
         if ended.lost is not None:
             words = f"{words} ({ended.lost})"
         self._say(f"run ended: {words}")
@@ -168,6 +168,6 @@ class ScheduledWrapper:
 
     def _give_up(self, run: Run, ended: CommandEnd) -> None:
         """Leave with what can not be executed: only a worker that stops leaves its run open."""
-        _, self._unable = ended_run(ended, self._plan)
+        _, self._unable = status_of_end(ended, self._plan)
         self._worker.stop()
         run.lost.wait(_SPARE_S)

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _READ_BYTES = 4096
-STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-_PASSED_ON = (
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+_FORWARDED = (
     signal.SIGUSR1,
     signal.SIGUSR2,
     signal.SIGWINCH,
@@ -40,7 +40,7 @@ class SignalQueue:
 
     def __init__(self) -> None:
         """Hear nothing yet: ``hearing`` does."""
-        self._on_stop: Callable[[int], None] = _nobody
+        self._on_stop: Callable[[int], None] = _ignore
         self.descriptor, self._rope = os.pipe()
         for each in (self.descriptor, self._rope):
             os.set_blocking(each, False)
@@ -51,7 +51,7 @@ class SignalQueue:
         """Hear signals in this block. Only the main thread may do so."""
         before = {
             number: signal.getsignal(number)
-            for number in (*STOPS, *_PASSED_ON)
+            for number in (*STOP_SIGNALS, *_FORWARDED)
             if signal.getsignal(number) is not signal.SIG_IGN
         }
         for number in before:
@@ -64,19 +64,19 @@ class SignalQueue:
 
     @contextmanager
     def on_stop(self, call: Callable[[int], None]) -> Iterator[None]:
-        """In this block each signal of ``STOPS`` is told to ``call``, more than once perhaps.
+        """In this block each signal of ``STOP_SIGNALS`` is told to ``call``, more than once perhaps.
 
         It is told in the handler, so ``call`` must return at once. One that came before the block,
         and that nobody has looked at yet, is told as well.
         """
         self._on_stop = call
         for number in list(self._heard):
-            if number in STOPS:
+            if number in STOP_SIGNALS:
                 call(number)
         try:
             yield
         finally:
-            self._on_stop = _nobody
+            self._on_stop = _ignore
 
     def check(self) -> None:
         """Forget all signals but one that asks for the end.
@@ -85,7 +85,7 @@ class SignalQueue:
             Stopped: there was one since the last look.
         """
         for number in self.heard():
-            if number in STOPS:
+            if number in STOP_SIGNALS:
                 raise StopRequested(number)
 
     def ring(self) -> None:
@@ -111,9 +111,9 @@ class SignalQueue:
     def _hear(self, number: int, _frame: object) -> None:
         self._heard.append(number)
         self.ring()
-        if number in STOPS:
+        if number in STOP_SIGNALS:
             self._on_stop(number)
 
 
-def _nobody(_number: int) -> None:
+def _ignore(_number: int) -> None:
     """Nobody wants to be told at once."""

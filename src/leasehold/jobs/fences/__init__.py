@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from leasehold.jobs.fences.epoch import HasEpoch
 from leasehold.jobs.fences.path import FencedPath
-from leasehold.jobs.fences.token import HasEpoch
 
 if TYPE_CHECKING:
     from leasehold.jobs.fences.table import FencedTable

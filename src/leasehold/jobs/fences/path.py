@@ -28,17 +28,17 @@ from typing import TYPE_CHECKING, BinaryIO, TextIO
 
 from leasehold.clock import SystemClock, host_name, new_suffix, system_random
 from leasehold.errors import DataDamaged, JobHeld, UsageError
-from leasehold.jobs.fences.token import refusal, token_of
+from leasehold.jobs.fences.epoch import epoch_number, fenced_write
 from leasehold.names import seconds_of
 from leasehold.stores.sqlite.database import LockWait
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from leasehold.jobs.fences.token import HasEpoch
+    from leasehold.jobs.fences.epoch import HasEpoch
 
-_PATIENCE = timedelta(seconds=30)
-_LONGEST_S = 3600.0
+_LOCK_TIMEOUT = timedelta(seconds=30)
+_MAX_LOCK_TIMEOUT_S = 3600.0
 _DRAFT = ".draft"
 _NEW_FILE = 0o666  # less what the umask takes away
 
@@ -52,7 +52,9 @@ class FencedPath:
     step: all local ones do.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, patience: timedelta = _PATIENCE) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], *, patience: timedelta = _LOCK_TIMEOUT
+    ) -> None:
         """``patience``: how long to wait for another process that replaces it right now.
 
         Raises:
@@ -61,7 +63,9 @@ class FencedPath:
         self.path = Path(os.path.realpath(path))
         self._fence = self.path.with_name(f".{self.path.name}.fence")
         self._lock = self.path.with_name(f".{self.path.name}.lock")
-        self._patience_s = seconds_of(patience, what="patience", min_s=0.0, max_s=_LONGEST_S)
+        self._patience_s = seconds_of(
+            patience, what="patience", min_s=0.0, max_s=_MAX_LOCK_TIMEOUT_S
+        )
 
     @contextmanager
     def replace(self, token: int | HasEpoch) -> Iterator[BinaryIO]:
@@ -77,15 +81,15 @@ class FencedPath:
             UsageError: the token is none, the path is a directory, a device or the like, or the
                 block closed the file.
         """
-        number = token_of(token)
+        number = epoch_number(token)
         self._check_kind()
         with ExitStack() as last:
             with self._locked(number):
                 self._sweep()
                 self._show(number)
                 draft = self._new_draft()
-                last.callback(_removed, draft)
-                file = last.enter_context(_held(draft, mode=self._mode()))
+                last.callback(_remove, draft)
+                file = last.enter_context(_locked_draft(draft, mode=self._mode()))
             yield file
             if file.closed:
                 raise UsageError(
@@ -144,7 +148,7 @@ class FencedPath:
             return
         if not stat.S_ISREG(mode):
             raise UsageError(
-                f"{self.path} is {_kind(mode)}, and only a regular file can be replaced: give the "
+                f"{self.path} is {_kind_of(mode)}, and only a regular file can be replaced: give the "
                 "path of a file, or of one that does not exist yet"
             )
 
@@ -158,7 +162,7 @@ class FencedPath:
         """
         seen = self.seen()
         if seen > number:
-            raise refusal(
+            raise fenced_write(
                 f"the new content of {self.path}",
                 token=number,
                 seen=seen,
@@ -168,13 +172,13 @@ class FencedPath:
         if seen < number:
             draft = self._new_draft()
             try:
-                with _held(draft) as file:
+                with _locked_draft(draft) as file:
                     file.write(json.dumps({"token": number}).encode() + b"\n")
                     file.flush()
                     os.fsync(file.fileno())
                     draft.replace(self._fence)
             except BaseException:
-                _removed(draft)
+                _remove(draft)
                 raise
             # Before anything is written under it: after a power cut it must not be forgotten.
             _sync_directory(self.path.parent)
@@ -249,7 +253,7 @@ class FencedPath:
 
 
 @contextmanager
-def _held(draft: Path, *, mode: int = _NEW_FILE) -> Iterator[BinaryIO]:
+def _locked_draft(draft: Path, *, mode: int = _NEW_FILE) -> Iterator[BinaryIO]:
     """A new file, locked for as long as it is open: so it is known whose process has gone."""
     handle = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, mode)
     with os.fdopen(handle, "w+b") as file:
@@ -257,11 +261,11 @@ def _held(draft: Path, *, mode: int = _NEW_FILE) -> Iterator[BinaryIO]:
         yield file
 
 
-def _removed(draft: Path) -> None:
+def _remove(draft: Path) -> None:
     draft.unlink(missing_ok=True)
 
 
-def _kind(mode: int) -> str:
+def _kind_of(mode: int) -> str:
     if stat.S_ISDIR(mode):
         return "a directory"
     if stat.S_ISFIFO(mode):

@@ -22,19 +22,19 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
 from leasehold.errors import StoreUnusable, UsageError
-from leasehold.jobs.fences.token import refusal, token_of
+from leasehold.jobs.fences.epoch import epoch_number, fenced_write
 from leasehold.names import job_key
 from leasehold.stores.blocking import named_queries
 from leasehold.stores.blocking_postgres import translated
 from leasehold.stores.postgres.address import DatabaseAddress
-from leasehold.stores.postgres.driver_errors import explained
+from leasehold.stores.postgres.driver_errors import to_store_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from types import TracebackType
     from typing import Self
 
-    from leasehold.jobs.fences.token import HasEpoch
+    from leasehold.jobs.fences.epoch import HasEpoch
 
 Connection = psycopg.Connection[Any]
 
@@ -100,7 +100,7 @@ class FencedTable:
             UsageError: the token is none; the connection is in a transaction already; the block has
                 ended the transaction by itself, or has gone on after a statement that failed.
         """
-        number = token_of(token)
+        number = epoch_number(token)
         with self._turn:
             connection = self._idle()
             try:
@@ -109,7 +109,7 @@ class FencedTable:
                     yield cursor
             except _StaleEpoch as higher:
                 self._ask(connection, "count_refusal")
-                raise refusal(
+                raise fenced_write(
                     f"the transaction for {self.job!r} at {self._address.where}",
                     token=number,
                     seen=higher.seen,
@@ -159,7 +159,7 @@ class FencedTable:
             try:
                 self._connection = psycopg.connect(self._address.conninfo, autocommit=True)
             except psycopg.Error as error:
-                raise explained(error, self._address) from error
+                raise to_store_error(error, self._address) from error
         if self._connection is None or self._connection.closed:
             raise UsageError("the connection that was given is closed: give an open one")
         if self._connection.info.transaction_status is not TransactionStatus.IDLE:
@@ -203,7 +203,7 @@ class FencedTable:
             )
         if status is TransactionStatus.INTRANS:
             connection.execute(_queries()["concluded"])
-            if _first(connection, "still_open") == _OPEN:
+            if _first_value(connection, "still_open") == _OPEN:
                 return
         raise UsageError(
             "the block has ended its transaction by a statement of its own (commit, rollback): "
@@ -211,7 +211,7 @@ class FencedTable:
         )
 
     def _compare(self, connection: Connection, number: int) -> None:
-        seen = _first(connection, "holds", job=self.job)
+        seen = _first_value(connection, "holds", job=self.job)
         if seen is None:
             raise UsageError(
                 f"the row of {self.job!r} in leasehold_fence.fence has gone while the block ran, "
@@ -237,14 +237,14 @@ class FencedTable:
                 "select, insert and update on its tables"
             ) from error
         except psycopg.Error as error:
-            raise explained(error, self._address) from error
+            raise to_store_error(error, self._address) from error
 
     def _asked(self, connection: Connection, name: str, **values: object) -> int:
         with connection.transaction():
-            return _first(connection, name, job=self.job, **values) or 0
+            return _first_value(connection, name, job=self.job, **values) or 0
 
 
-def _first(connection: Connection, name: str, **values: object) -> Any:
+def _first_value(connection: Connection, name: str, **values: object) -> Any:
     """The first value of the answer, whatever rows the caller's connection makes."""
     with connection.cursor(row_factory=tuple_row) as cursor:
         cursor.execute(_queries()[name], values or None)

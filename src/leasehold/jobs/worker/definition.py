@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
     from zoneinfo import ZoneInfo
 
-_HOW = "a job is `def work()` or `def work(run)`, plain or async"
+_SIGNATURES = "a job is `def work()` or `def work(run)`, plain or async"
 
 
 class PolicyOptions(TypedDict, total=False):
@@ -128,7 +128,7 @@ def job(
     return made
 
 
-def checked(jobs: Iterable[Job]) -> list[Job]:
+def check_jobs(jobs: Iterable[Job]) -> list[Job]:
     """The jobs of one worker.
 
     Raises:
@@ -181,9 +181,9 @@ def _policy(policy: Policy, single: PolicyOptions) -> Policy:
 def _takes_run(function: Callable[..., Any]) -> bool:
     found: object = function
     if isinstance(found, type) or not callable(found):
-        raise UsageError(f"{function!r} is no function: {_HOW}")
+        raise UsageError(f"{function!r} is no function: {_SIGNATURES}")
     if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
-        raise UsageError(f"{function!r} yields, and nobody would take that: {_HOW}")
+        raise UsageError(f"{function!r} yields, and nobody would take that: {_SIGNATURES}")
     named = inspect.signature(function).parameters.values()
     plain = [
         each for each in named if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
@@ -194,7 +194,7 @@ def _takes_run(function: Callable[..., Any]) -> bool:
         if each.default is each.empty and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
     ]
     if len(needed) > 1 or (needed and needed[0] not in plain):
-        raise UsageError(f"{function!r} wants {len(needed)} arguments: {_HOW}")
+        raise UsageError(f"{function!r} wants {len(needed)} arguments: {_SIGNATURES}")
     return bool(plain)
 
 

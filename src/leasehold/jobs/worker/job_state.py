@@ -31,7 +31,7 @@ TIMEOUT, REPLACED, STOPPED = "timeout", "replaced", "stopped"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunVerdict:
+class RunResult:
     """What is to be told to the store of a run that has ended.
 
     ``settled`` is up to where the schedule is done by it; None where the occurrence stays open, for
@@ -44,7 +44,7 @@ class RunVerdict:
     retry: bool = False
 
 
-class JobActivity:
+class ActiveJob:
     """A job that is reserved here and is run, once or, if it fails, several times."""
 
     def __init__(
@@ -103,7 +103,7 @@ class JobActivity:
             self.cancel()
         return first
 
-    def last_words(self, verdict: RunVerdict) -> RunNote:
+    def last_words(self, verdict: RunResult) -> RunNote:
         """What the log says of it in the end."""
         said = self.said
         return RunNote(
@@ -117,12 +117,12 @@ class JobActivity:
             words=verdict.words,
         )
 
-    def verdict(self, error: BaseException | None, ended: datetime) -> RunVerdict:
+    def verdict(self, error: BaseException | None, ended: datetime) -> RunResult:
         """What comes of it, now that its function has ended."""
         if self.lost:
-            return RunVerdict(outcome=Outcome.LOST, words=self.reason or "")
+            return RunResult(outcome=Outcome.LOST, words=self.reason or "")
         if self.reason == REPLACED:
-            return RunVerdict(outcome=Outcome.KILLED, words=REPLACED, settled=self.done(ended))
+            return RunResult(outcome=Outcome.KILLED, words=REPLACED, settled=self.done(ended))
         if self.reason == STOPPED and error is not None:
             return self._stopped(error, ended)
         if self.reason == TIMEOUT:
@@ -130,23 +130,23 @@ class JobActivity:
             words = "" if limit is None else f"it took longer than {limit.total_seconds():g} s"
             return self._failed(words, ended)
         if error is not None:
-            return self._failed(_words(error), ended)
+            return self._failed(_error_text(error), ended)
         words = self.run.words if self.run is not None else ""
-        return RunVerdict(outcome=Outcome.OK, words=words, settled=self.done(ended))
+        return RunResult(outcome=Outcome.OK, words=words, settled=self.done(ended))
 
-    def _stopped(self, error: BaseException, ended: datetime) -> RunVerdict:
+    def _stopped(self, error: BaseException, ended: datetime) -> RunResult:
         if self.plan.kind is not ReserveReason.SERVICE:
-            return RunVerdict(outcome=Outcome.HANDED_OVER, words="the worker was stopped")
+            return RunResult(outcome=Outcome.HANDED_OVER, words="the worker was stopped")
         if isinstance(error, asyncio.CancelledError | LeaseLost):
-            return RunVerdict(outcome=Outcome.OK, words=STOPPED)
-        return self._failed(_words(error), ended)
+            return RunResult(outcome=Outcome.OK, words=STOPPED)
+        return self._failed(_error_text(error), ended)
 
-    def _failed(self, words: str, ended: datetime) -> RunVerdict:
+    def _failed(self, words: str, ended: datetime) -> RunResult:
         again = self.tries <= self.seat.job.policy.retries and self.reason != STOPPED
         # A service is released, and run again by whoever is first. What was stuck is done with.
         again = again and self.plan.kind is not ReserveReason.SERVICE and not self.stuck
         settled = None if again else self.done(ended)
-        return RunVerdict(outcome=Outcome.FAILED, words=words, settled=settled, retry=again)
+        return RunResult(outcome=Outcome.FAILED, words=words, settled=settled, retry=again)
 
     def done(self, ended: datetime) -> datetime | None:
         """Up to where the schedule is done by this run; None if that is nowhere new."""
@@ -164,13 +164,13 @@ class JobActivity:
         return None if settled == self.plan.done else settled
 
 
-def _words(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
 log = logging.getLogger("leasehold.jobs")
 
-_BY = " by "
+_SCHEDULE_MARKER = " by "
 _LONGEST_SCHEDULE = 200
 
 
@@ -216,13 +216,13 @@ class WorkerJob:
 
     def signed(self, position: Position) -> Position:
         """The mark with the schedule it was made by."""
-        offset = f"{position.offset}{_BY}{_short(self.job.words)}"
+        offset = f"{position.offset}{_SCHEDULE_MARKER}{_cut(self.job.words)}"
         return Position(sequence_number=position.sequence_number, offset=offset)
 
     def compare(self, checkpoint: Checkpoint) -> None:
         """Warn once if another node runs this job by another schedule."""
-        theirs = checkpoint.position.offset.partition(_BY)[2]
-        if theirs and theirs != _short(self.job.words) and theirs not in self._others:
+        theirs = checkpoint.position.offset.partition(_SCHEDULE_MARKER)[2]
+        if theirs and theirs != _cut(self.job.words) and theirs not in self._others:
             self._others.add(theirs)
             log.warning(
                 "job %s has two schedules: %r here, and %r at another node; give both the same",
@@ -286,5 +286,5 @@ class ReservePlan:
         return None if self.occurrence is None else self.occurrence + self.seat.job.shift
 
 
-def _short(words: str) -> str:
+def _cut(words: str) -> str:
     return words[:_LONGEST_SCHEDULE]

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from leasehold.core.next_run import RunPlace, decide
+from leasehold.core.next_run import RunLocation, decide
 from leasehold.errors import StoreUnavailable, UsageError
 from leasehold.jobs import operator_requests as orders_
 from leasehold.jobs import run_log as marks
-from leasehold.jobs.run_log import Outcome, entries
+from leasehold.jobs.run_log import Outcome, log_entries
 from leasehold.jobs.worker.job_state import ReservePlan, ReserveReason
 from leasehold.model import State
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from leasehold.core.cron import Schedule
     from leasehold.jobs.keyring import Keyring
     from leasehold.jobs.operator_requests import OperatorRequests
-    from leasehold.jobs.run_log import RunEntry, RunRecord
+    from leasehold.jobs.run_log import RunLogEntry, ScheduleProgress
     from leasehold.jobs.worker.job_state import WorkerJob
     from leasehold.jobs.worker.skew_clock import SkewClock
     from leasehold.model import Checkpoint, Ownership, Term
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("leasehold.jobs")
 
 _HELD = frozenset((State.LEASED, State.BREAKING))
-_RUN = frozenset((Outcome.OK, Outcome.FAILED, Outcome.KILLED))
+_FINISHED = frozenset((Outcome.OK, Outcome.FAILED, Outcome.KILLED))
 _TERMS = 20
-_MAX_ASKED = 100
+_MAX_HISTORY_READS = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +85,7 @@ class Planner:
         """Read the orders, unless those that are known are younger than that."""
         now_s = self._clock.boottime_s()
         if now_s - self.read_s >= max_old_s:
-            self.orders = await self.answered(orders_.standing(self._store))
+            self.orders = await self.answered(orders_.read_requests(self._store))
             self.read_s = now_s
 
     async def look_for_orders(self) -> None:
@@ -113,7 +113,7 @@ class Planner:
     ) -> dict[str, int]:
         """How often each occurrence was begun, this time included; the log knows."""
         found = {}
-        for plan in plans[:_MAX_ASKED]:
+        for plan in plans[:_MAX_HISTORY_READS]:
             tries = [
                 each.said.attempt
                 for each in await self._log(plan.key)
@@ -126,15 +126,15 @@ class Planner:
     async def ran_since(self, key: str, epoch: int) -> bool:
         """Whether a run came to its end in that reservation, or in a later one."""
         log_ = await self._log(key)
-        return any(each.epoch >= epoch and each.outcome in _RUN for each in log_)
+        return any(each.epoch >= epoch and each.outcome in _FINISHED for each in log_)
 
     async def newest_term(self, key: str) -> Term | None:
         """The last reservation of a job, as the store has it."""
         terms = await self.answered(self._store.history(key, limit=1))
         return terms[0] if terms else None
 
-    async def _log(self, key: str) -> list[RunEntry]:
-        return entries(await self.answered(self._store.history(key, limit=_TERMS)))
+    async def _log(self, key: str) -> list[RunLogEntry]:
+        return log_entries(await self.answered(self._store.history(key, limit=_TERMS)))
 
     def free_since(self, seat: WorkerJob) -> int:
         """The epoch in which the job was last known to be free: whoever takes it raises that."""
@@ -171,7 +171,7 @@ class Planner:
     ) -> ReservePlan | None:
         job = seat.job
         wish = self.orders.wanted.get(job.name)
-        ran = marks.ran(checkpoint) if job.schedule is not None else None
+        ran = marks.read_progress(checkpoint) if job.schedule is not None else None
         done = None if ran is None else ran.done
         if wish is not None:  # a service is one whoever wants it
             kind = ReserveReason.SERVICE if job.schedule is None else ReserveReason.BY_HAND
@@ -199,7 +199,13 @@ class Planner:
         return max(wait_s, self._pace.look_s) if paused else wait_s
 
     def _scheduled(
-        self, seat: WorkerJob, schedule: Schedule, ran: RunRecord, now: datetime, *, fresh: bool
+        self,
+        seat: WorkerJob,
+        schedule: Schedule,
+        ran: ScheduleProgress,
+        now: datetime,
+        *,
+        fresh: bool,
     ) -> ReservePlan | None:
         job = seat.job
         elsewhere = not fresh and self.held_elsewhere(job.key)
@@ -209,7 +215,7 @@ class Planner:
             started=ran.started,
             now=now,
             rules=job.policy,
-            place=RunPlace.ELSEWHERE if elsewhere else RunPlace.NOWHERE,
+            place=RunLocation.ELSEWHERE if elsewhere else RunLocation.NOWHERE,
             shift=job.shift,
         )
         if decision.look_at is not None:
@@ -232,11 +238,11 @@ class Planner:
         name = plan.seat.job.name
         if plan.wish is None:
             return plan.kind is ReserveReason.BIRTH or not self.orders.is_paused(name, now=now)
-        ours = orders_.order_key(orders_.WANTED, name) in won
+        ours = orders_.request_key(orders_.RUN_GROUP, name) in won
         return ours and self.orders.wanted.get(name) == plan.wish
 
 
-def order_of(plan: ReservePlan) -> tuple[bool, float, int]:
+def priority_of(plan: ReservePlan) -> tuple[bool, float, int]:
     """Wishes first, then what has waited longest; services last, since they do not end."""
     moment = 0.0 if plan.occurrence is None else plan.occurrence.timestamp()
     if plan.kind is ReserveReason.SERVICE:

@@ -33,7 +33,7 @@ from leasehold.errors import StoreError
 from leasehold.jobs import run_log as marks_
 from leasehold.jobs.holding import TRUST_OVER
 from leasehold.jobs.run_log import Outcome
-from leasehold.jobs.worker.job_state import REPLACED, STOPPED, TIMEOUT, JobActivity, RunVerdict
+from leasehold.jobs.worker.job_state import REPLACED, STOPPED, TIMEOUT, ActiveJob, RunResult
 from leasehold.jobs.worker.run import Run
 from leasehold.model import Refusal
 
@@ -79,7 +79,7 @@ class Launcher:
             except RuntimeError as error:  # there are too many: this run fails, the rest goes on
                 self._bridge.to_lease(partial(ended, error))
             return None
-        launch = _Launch(partial(job.function, *given), self, ended)
+        launch = _AsyncLaunch(partial(job.function, *given), self, ended)
         self._bridge.to_work(launch.begin)
         return lambda: self._bridge.to_work(launch.cancel)
 
@@ -103,7 +103,7 @@ class Launcher:
         self._bridge.to_lease(partial(ended, error))
 
 
-class _Launch:
+class _AsyncLaunch:
     """An async function on the work side."""
 
     def __init__(
@@ -165,15 +165,15 @@ class RunningJobs:
         rng: random.Random,
         tasks: TaskGroup,
         stop_s: float,
-        freed: Callable[[JobActivity, RunVerdict], None],
-        stuck: Callable[[JobActivity], None],
+        freed: Callable[[ActiveJob, RunResult], None],
+        stuck: Callable[[ActiveJob], None],
     ) -> None:
         """Nothing runs yet. ``freed`` hears of each job that has been released here."""
-        self.active: dict[str, JobActivity] = {}
+        self.active: dict[str, ActiveJob] = {}
         self._keyring, self._launcher = keyring, launcher
         self._clock, self._rng, self._tasks = clock, rng, tasks
         self._freed, self._stuck, self._stop_s = freed, stuck, stop_s
-        self._finished: list[tuple[JobActivity, RunVerdict]] = []
+        self._finished: list[tuple[ActiveJob, RunResult]] = []
         self._bell = anyio.Event()
         self._empty = anyio.Event()
         self._news: set[str] = set()
@@ -198,7 +198,7 @@ class RunningJobs:
 
     # ------------------------------------------------------------ beginning
 
-    def begin(self, activity: JobActivity) -> None:
+    def begin(self, activity: ActiveJob) -> None:
         """Run a job that is reserved here; if it is lost at this very moment, only release it."""
         self.active[activity.key] = activity
         activity.seat.busy = True
@@ -207,13 +207,13 @@ class RunningJobs:
         else:
             self._finish(activity, self._given_up(activity, ""))
 
-    def _may_start(self, activity: JobActivity) -> bool:
+    def _may_start(self, activity: ActiveJob) -> bool:
         """Whether it may be run at this moment. After a sleep the watch may not have looked yet."""
         if activity.reason is None and not self._keyring.valid(activity.key):
             activity.tell(TRUST_OVER, lost=True)
         return activity.reason is None
 
-    def _start(self, activity: JobActivity) -> None:
+    def _start(self, activity: ActiveJob) -> None:
         job = activity.seat.job
         activity.tries += 1
         activity.running = True
@@ -232,7 +232,7 @@ class RunningJobs:
             limit_s = job.policy.timeout.total_seconds()
             self._tasks.start_soon(self._limit, activity, activity.run, limit_s)
 
-    async def _limit(self, activity: JobActivity, run: Run, limit_s: float) -> None:
+    async def _limit(self, activity: ActiveJob, run: Run, limit_s: float) -> None:
         until_s = self._clock.boottime_s() + limit_s
         while (left_s := until_s - self._clock.boottime_s()) > 0:
             await self._clock.sleep(min(left_s, max(self._clock.slice_s, limit_s / 8)))
@@ -242,7 +242,7 @@ class RunningJobs:
 
     # ------------------------------------------------------------ stopping
 
-    def stop(self, activity: JobActivity, reason: str) -> None:
+    def stop(self, activity: ActiveJob, reason: str) -> None:
         """Tell it to stop; what has not ended after ``stop_s`` is stuck."""
         if activity.tell(reason) and activity.running:
             self._tasks.start_soon(self._watch, activity, activity.run, self._stop_s)
@@ -258,7 +258,7 @@ class RunningJobs:
         if activity.running:
             self._tasks.start_soon(self._watch, activity, activity.run, left_s)
 
-    async def _watch(self, activity: JobActivity, run: Run | None, within_s: float) -> None:
+    async def _watch(self, activity: ActiveJob, run: Run | None, within_s: float) -> None:
         until_s = self._clock.boottime_s() + within_s
         while (left_s := until_s - self._clock.boottime_s()) > 0:
             await self._clock.sleep(min(left_s, max(self._clock.slice_s, within_s / 8)))
@@ -279,7 +279,7 @@ class RunningJobs:
         self._empty.set()
         self._stuck(activity)
 
-    async def _bury(self, activity: JobActivity) -> None:
+    async def _bury(self, activity: ActiveJob) -> None:
         """What hangs here would hang everywhere: its occurrence is done, though it failed."""
         settled = activity.done(self._ended_at(activity))
         activity.said = replace(
@@ -287,7 +287,7 @@ class RunningJobs:
         )
         try:
             if settled is not None:
-                mark = activity.seat.signed(marks_.done(settled))
+                mark = activity.seat.signed(marks_.done_position(settled))
                 await self._keyring.mark({activity.key: mark})
             await self._keyring.annotate({activity.key: activity.said.note()})
         except StoreError as error:
@@ -301,7 +301,7 @@ class RunningJobs:
 
     # ------------------------------------------------------------ ending
 
-    def _ended(self, activity: JobActivity, error: BaseException | None) -> None:
+    def _ended(self, activity: ActiveJob, error: BaseException | None) -> None:
         activity.running = False
         verdict = activity.verdict(error, self._ended_at(activity))
         if verdict.outcome is Outcome.FAILED:
@@ -317,7 +317,7 @@ class RunningJobs:
         else:
             self._finish(activity, verdict)
 
-    def _ended_at(self, activity: JobActivity) -> datetime:
+    def _ended_at(self, activity: ActiveJob) -> datetime:
         """When a run that ends now has ended, by the clock that its beginning was read from.
 
         Not by the wall clock: what that passes over in a jump did not come while it ran.
@@ -325,11 +325,11 @@ class RunningJobs:
         lasted_s = self._clock.boottime_s() - activity.began_s
         return activity.began + timedelta(seconds=lasted_s)
 
-    def _finish(self, activity: JobActivity, verdict: RunVerdict) -> None:
+    def _finish(self, activity: ActiveJob, verdict: RunResult) -> None:
         self._finished.append((activity, verdict))
         self._bell.set()
 
-    async def _again(self, activity: JobActivity, verdict: RunVerdict) -> None:
+    async def _again(self, activity: ActiveJob, verdict: RunResult) -> None:
         """Try once more after a pause; or not, if it is told to stop meanwhile."""
         pause_s = activity.seat.job.policy.pauses.pause_s(activity.tries, self._rng)
         if activity.reason == TIMEOUT:  # that was about the try before
@@ -346,14 +346,14 @@ class RunningJobs:
         self._heard(activity.key)
         self._start(activity)
 
-    def _given_up(self, activity: JobActivity, words: str) -> RunVerdict:
+    def _given_up(self, activity: ActiveJob, words: str) -> RunResult:
         """What comes of a run that has failed, and is not to be tried again here."""
         if activity.lost:
-            return RunVerdict(outcome=Outcome.LOST, words=words)
+            return RunResult(outcome=Outcome.LOST, words=words)
         if activity.reason == REPLACED:
             settled = activity.done(self._ended_at(activity))
-            return RunVerdict(outcome=Outcome.FAILED, words=words, settled=settled)
-        return RunVerdict(outcome=Outcome.HANDED_OVER, words=words)
+            return RunResult(outcome=Outcome.FAILED, words=words, settled=settled)
+        return RunResult(outcome=Outcome.HANDED_OVER, words=words)
 
     async def settle(self) -> None:
         """Tell the store of all that ends, for as long as this is run."""
@@ -363,10 +363,10 @@ class RunningJobs:
             batch, self._finished = self._finished, []
             await self._settle(batch)
 
-    async def _settle(self, batch: Sequence[tuple[JobActivity, RunVerdict]]) -> None:
+    async def _settle(self, batch: Sequence[tuple[ActiveJob, RunResult]]) -> None:
         refused = await self.mark(
             {
-                each.key: each.seat.signed(marks_.done(verdict.settled))
+                each.key: each.seat.signed(marks_.done_position(verdict.settled))
                 for each, verdict in batch
                 if verdict.settled is not None
             }

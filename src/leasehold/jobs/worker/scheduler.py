@@ -24,19 +24,19 @@ from typing import TYPE_CHECKING
 import anyio
 
 from leasehold.core.backoff import Backoff
-from leasehold.core.next_run import Overlap, RunPlace, decide
+from leasehold.core.next_run import Overlap, RunLocation, decide
 from leasehold.errors import LeaseLost, StoreError
 from leasehold.jobs import operator_requests as orders_
 from leasehold.jobs import run_log as marks
 from leasehold.jobs.run_log import Outcome, RunNote
 from leasehold.jobs.worker.job_state import (
     REPLACED,
-    JobActivity,
+    ActiveJob,
     ReservePlan,
     ReserveReason,
     WorkerJob,
 )
-from leasehold.jobs.worker.planner import Planner, order_of
+from leasehold.jobs.worker.planner import Planner, priority_of
 
 if TYPE_CHECKING:
     import random
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from leasehold.clock import Clock
     from leasehold.jobs.keyring import Keyring
-    from leasehold.jobs.worker.job_state import RunVerdict
+    from leasehold.jobs.worker.job_state import RunResult
     from leasehold.jobs.worker.planner import SchedulerPace
     from leasehold.jobs.worker.runner import RunningJobs
     from leasehold.jobs.worker.skew_clock import SkewClock
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from leasehold.ports import Store
 
 
-class Agenda:
+class DueQueue:
     """Jobs by number, each with the moment (in seconds since 1970) of its next look."""
 
     def __init__(self) -> None:
@@ -90,15 +90,15 @@ class Agenda:
 
 log = logging.getLogger("leasehold.jobs")
 
-TROUBLE = Backoff(base_s=2.0, max_s=15.0)
+STORE_BACKOFF = Backoff(base_s=2.0, max_s=15.0)
 _LONGEST_SLEEP_S = 1.0  # the wall clock may be set at any moment
 _JUMP_S = 1.0
 _TICK_S = 0.001
-_WAIT_S = {ReserveReason.SERVICE: 0.5}  # a standby is to be there at once
-_USUAL_WAIT_S = 1.0
-_FRESH_ORDERS_S = 1.0
-_ASKED_S = 10.0
-_NOTHING, _BORN = "nothing was to be done", "the schedule begins"
+_RETRY_S = {ReserveReason.SERVICE: 0.5}  # a standby is to be there at once
+_USUAL_RETRY_S = 1.0
+_FRESH_REQUESTS_S = 1.0
+_POSTPONE_S = 10.0
+_NO_RUN, _CREATED = "nothing was to be done", "the schedule begins"
 
 
 class Scheduler:
@@ -122,7 +122,7 @@ class Scheduler:
         self._store, self._keyring, self._me = store, keyring, me
         self._clock, self._rng, self._pace = clock, rng, pace
         self._numbers = {each.job.name: each.number for each in seats}
-        self._agenda = Agenda()
+        self._agenda = DueQueue()
         self._bell = anyio.Event()
         self._almanac = almanac
         self._planner = Planner(
@@ -148,7 +148,7 @@ class Scheduler:
                 failures, self._in_trouble = 0, False
             except (StoreError, LeaseLost) as error:
                 failures, self._in_trouble = failures + 1, True
-                pause_s = TROUBLE.pause_s(failures, self._rng)
+                pause_s = STORE_BACKOFF.pause_s(failures, self._rng)
                 log.warning("no turn, failure %d, again in %.1f s: %s", failures, pause_s, error)
                 for seat in due:
                     self._look(seat, pause_s)
@@ -168,7 +168,7 @@ class Scheduler:
         self.stopping = True
         self._bell.set()
 
-    def freed(self, activity: JobActivity, verdict: RunVerdict) -> None:
+    def freed(self, activity: ActiveJob, verdict: RunResult) -> None:
         """A job has been released here: it may be run again, and there is room for another one."""
         seat, job = activity.seat, activity.seat.job
         seat.epoch = activity.ownership.epoch
@@ -184,7 +184,7 @@ class Scheduler:
         self._crowded.clear()
         self._bell.set()
 
-    def _next_s(self, seat: WorkerJob, verdict: RunVerdict) -> float:
+    def _next_s(self, seat: WorkerJob, verdict: RunResult) -> float:
         """The next occurrence after a run of ours, if that is all there can be; else at once."""
         job = seat.job
         if job.schedule is None or verdict.settled is None:
@@ -194,7 +194,7 @@ class Scheduler:
 
     def asked(self, seat: WorkerJob) -> None:
         """Somebody else is to have this one: leave it alone for a while."""
-        seat.not_before_s = self._clock.boottime_s() + _ASKED_S
+        seat.not_before_s = self._clock.boottime_s() + _POSTPONE_S
 
     async def _wait(self) -> None:
         """Until something is due, something ends, or the clock was set."""
@@ -261,7 +261,7 @@ class Scheduler:
             started=None,
             now=self._almanac.now(),
             rules=job.policy,
-            place=RunPlace.HERE,
+            place=RunLocation.HERE,
             shift=job.shift,
         )
         if decision.stop:
@@ -273,7 +273,7 @@ class Scheduler:
 
     async def _fire(self, plans: list[ReservePlan], seen: Mapping[str, int]) -> None:
         """Reserve what there is room for, the first ones first; begin what was won."""
-        plans.sort(key=lambda plan: (self._planner.held_elsewhere(plan.key), *order_of(plan)))
+        plans.sort(key=lambda plan: (self._planner.held_elsewhere(plan.key), *priority_of(plan)))
         births = [plan for plan in plans if plan.kind is ReserveReason.BIRTH]  # they run nothing
         plans = [plan for plan in plans if plan.kind is not ReserveReason.BIRTH]
         while not self.stopping and (births or (plans and self._room() > 0)):
@@ -284,7 +284,7 @@ class Scheduler:
             # The store was looked at: what somebody else has needs no question of its own.
             plans = [plan for plan in rest if not self._planner.held_elsewhere(plan.key)]
             for plan in rest:
-                self._look(plan.seat, _WAIT_S.get(plan.kind, _USUAL_WAIT_S))
+                self._look(plan.seat, _RETRY_S.get(plan.kind, _USUAL_RETRY_S))
         self._crowded.update(plan.seat.number for plan in plans)
 
     def _room(self) -> int:
@@ -296,7 +296,7 @@ class Scheduler:
         # Until it has run that is what is to be said of it, also by a store that gave it unheard.
         wanted = {key: replace(each, outcome=Outcome.NOTHING).note() for key, each in said.items()}
         for plan in plans:  # until more is known
-            self._look(plan.seat, _WAIT_S.get(plan.kind, _USUAL_WAIT_S))
+            self._look(plan.seat, _RETRY_S.get(plan.kind, _USUAL_RETRY_S))
         sent = self._clock.utc_now()
         won = dict(await self._keyring.take(wanted))
         answered = self._clock.utc_now()
@@ -305,16 +305,16 @@ class Scheduler:
             await self._compare_clocks(won, sent, answered)
             ours = [plan for plan in plans if plan.key in won and not self.stopping]
             # Only now: a wish whose job somebody else has would be taken and given back for ever.
-            wishes = {_order_key(plan): "" for plan in ours if plan.wish is not None}
+            wishes = {_request_key(plan): "" for plan in ours if plan.wish is not None}
             if wishes:
                 won.update(await self._keyring.take(wishes))
             born.update(await self._begin(ours, won, seen, said))
         finally:
             left = [key for key in won if key not in self.runs.active]
-            notes = {key: _BORN if key in born else _NOTHING for key in left}
+            notes = {key: _CREATED if key in born else _NO_RUN for key in left}
             await self._give_back(
                 {
-                    key: _idle(said[key], words) if key in said else None
+                    key: _no_run_note(said[key], words) if key in said else None
                     for key, words in notes.items()
                 }
             )
@@ -405,7 +405,7 @@ class Scheduler:
         positions = {plan.key: mark for plan in plans if (mark := self._mark(plan)) is not None}
         for plan in plans:
             if plan.wish is not None:
-                positions[_order_key(plan)] = orders_.taken(plan.wish)
+                positions[_request_key(plan)] = orders_.taken_position(plan.wish)
         refused = await self.runs.mark(positions)
         self._run([plan for plan in plans if not _refused(plan, refused)], won, said)
         for plan in plans:
@@ -428,7 +428,7 @@ class Scheduler:
                 continue
             plan.seat.starts = False
             told = said[plan.key]
-            self.runs.begin(JobActivity(plan, won[plan.key], said=told, began=now, began_s=now_s))
+            self.runs.begin(ActiveJob(plan, won[plan.key], said=told, began=now, began_s=now_s))
             if plan.seat.job.policy.overlap is Overlap.REPLACE:
                 self._look(plan.seat, 0.0)
 
@@ -439,7 +439,7 @@ class Scheduler:
         sure = [plan for plan in plans if won[plan.key].epoch == seen[plan.key] + 1]
         unsure = [plan for plan in plans if won[plan.key].epoch != seen[plan.key] + 1]
         wishes = any(plan.wish is not None for plan in plans)
-        await self._planner.read_orders(0.0 if wishes else _FRESH_ORDERS_S)
+        await self._planner.read_orders(0.0 if wishes else _FRESH_REQUESTS_S)
         if unsure:
             stored = await self._keyring.checkpoints()
             again = self._planner.plans([plan.seat for plan in unsure], stored, fresh=True)
@@ -454,20 +454,20 @@ class Scheduler:
 
     def _mark(self, plan: ReservePlan) -> Position | None:
         if plan.kind is ReserveReason.BIRTH:
-            return plan.seat.signed(marks.born(self._almanac.now()))
+            return plan.seat.signed(marks.created_position(self._almanac.now()))
         if plan.occurrence is not None:
-            return plan.seat.signed(marks.started(plan.occurrence))
+            return plan.seat.signed(marks.started_position(plan.occurrence))
         return None
 
 
-def _idle(said: RunNote, words: str) -> RunNote:
+def _no_run_note(said: RunNote, words: str) -> RunNote:
     """What is said of a reservation that ran nothing: it is the run of no occurrence."""
     return replace(said, occurrence=None, outcome=Outcome.NOTHING, words=words)
 
 
 def _refused(plan: ReservePlan, keys: Container[str]) -> bool:
-    return plan.key in keys or (plan.wish is not None and _order_key(plan) in keys)
+    return plan.key in keys or (plan.wish is not None and _request_key(plan) in keys)
 
 
-def _order_key(plan: ReservePlan) -> str:
-    return orders_.order_key(orders_.WANTED, plan.seat.job.name)
+def _request_key(plan: ReservePlan) -> str:
+    return orders_.request_key(orders_.RUN_GROUP, plan.seat.job.name)

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("leasehold.jobs")
 
-_GOOD_FOR_S = 120.0
-_WORTH_WORDS_S = 1.0
-_WORDS_EVERY_S = 600.0
+_VALID_S = 120.0
+_WARN_ABOVE_S = 1.0
+_WARN_EVERY_S = 600.0
 
 
 class SkewClock:
@@ -47,7 +47,7 @@ class SkewClock:
     @property
     def outdated(self) -> bool:
         """Whether the clocks should be compared when there is a chance to."""
-        return self._clock.boottime_s() - self._compared_s >= _GOOD_FOR_S
+        return self._clock.boottime_s() - self._compared_s >= _VALID_S
 
     def compare(self, at: datetime, *, sent: datetime, answered: datetime) -> None:
         """The store did something at ``at`` by its clock, between these moments by ours."""
@@ -56,7 +56,7 @@ class SkewClock:
         self._drift_s = self._drift()
         self._compared_s = self._clock.boottime_s()
         wrong_s = max(ahead_s, behind_s)
-        if wrong_s > _WORTH_WORDS_S and self._compared_s - self._warned_s >= _WORDS_EVERY_S:
+        if wrong_s > _WARN_ABOVE_S and self._compared_s - self._warned_s >= _WARN_EVERY_S:
             self._warned_s = self._compared_s
             log.warning(
                 "the clock of this machine is %.1f s %s that of the store: set one of them right; "

@@ -24,11 +24,11 @@ from leasehold.clock import SystemClock, host_name, system_random
 from leasehold.errors import InvalidOptions, StoreUnavailable
 from leasehold.jobs.keyring import Keyring
 from leasehold.jobs.run_log import RunNote
-from leasehold.jobs.worker.definition import checked
+from leasehold.jobs.worker.definition import check_jobs
 from leasehold.jobs.worker.job_state import STOPPED, ReserveReason, WorkerJob
 from leasehold.jobs.worker.planner import SchedulerPace
 from leasehold.jobs.worker.runner import Launcher, RunningJobs
-from leasehold.jobs.worker.scheduler import TROUBLE, Scheduler
+from leasehold.jobs.worker.scheduler import STORE_BACKOFF, Scheduler
 from leasehold.jobs.worker.skew_clock import SkewClock
 from leasehold.names import check_name, last_part, seconds_of
 from leasehold.runtime.loop_thread import LoopThread
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from leasehold.clock import Clock
     from leasehold.jobs.worker.definition import Job
-    from leasehold.jobs.worker.job_state import JobActivity
+    from leasehold.jobs.worker.job_state import ActiveJob
     from leasehold.ports import Store
     from leasehold.runtime.loop_thread import LoopLink
 
@@ -50,7 +50,7 @@ REPORT_S = 15.0
 _DAY_S = 86400.0
 _MAX_NAMED = 8
 _MAX_TRIES = 10
-_EARLY = 0.25  # of the lease: so much before its time an occurrence may be run
+_MAX_EARLY = 0.25  # of the lease: so much before its time an occurrence may be run
 
 
 class Worker:
@@ -87,7 +87,7 @@ class Worker:
             UsageError: no job, or two of one name.
             InvalidName, InvalidDuration, InvalidOptions: with what is wrong and what to write.
         """
-        self.jobs = checked(jobs)
+        self.jobs = check_jobs(jobs)
         self.abandoned: tuple[str, ...] = ()
         if max_concurrent is not None and max_concurrent < 1:
             raise InvalidOptions(f"max_concurrent must be 1 or more, not {max_concurrent}")
@@ -204,7 +204,7 @@ class Worker:
             clock=self._clock,
             rng=self._rng,
             pace=self._pace,
-            almanac=SkewClock(self._clock, max_early_s=lease.total_seconds() * _EARLY),
+            almanac=SkewClock(self._clock, max_early_s=lease.total_seconds() * _MAX_EARLY),
         )
         runs = self._runs = scheduler.runs = RunningJobs(
             keyring,
@@ -257,7 +257,7 @@ class Worker:
                 if failures == _MAX_TRIES:
                     raise
                 log.warning("the store can not be opened, failure %d: %s", failures, error)
-                pause_s = TROUBLE.pause_s(failures, self._rng)
+                pause_s = STORE_BACKOFF.pause_s(failures, self._rng)
                 with suppress(TimeoutError):
                     await self._clock.bounded(self._bell.wait(), seconds=pause_s)
         return None
@@ -312,7 +312,7 @@ class Worker:
             activity.heir = by
             self._runs.stop(activity, STOPPED)
 
-    def _stuck(self, activity: JobActivity) -> None:
+    def _stuck(self, activity: ActiveJob) -> None:
         if self._on_stuck is None:
             return
         if activity.lost:  # others may have it any moment: there is no time for order

@@ -66,7 +66,7 @@ from leasehold.spark.sinks.directory import DELTA, PARQUET, lies_in
 from leasehold.spark.sinks.postgres.target import connected, identifier
 from leasehold.stores.blocking import named_queries
 from leasehold.stores.blocking_postgres import Connection, translated
-from leasehold.stores.postgres.driver_errors import explained
+from leasehold.stores.postgres.driver_errors import to_store_error
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -451,7 +451,7 @@ def _told(address: DatabaseAddress, table: str) -> Iterator[None]:
 
 def _meaning(error: psycopg.Error, address: DatabaseAddress, table: str) -> LeaseholdError:
     if error.sqlstate != _NO_RIGHT:
-        return explained(error, address)
+        return to_store_error(error, address)
     words = error.diag.message_primary or "permission denied"
     return StoreUnusable(
         f"PostgreSQL at {address.where} does not let all rows of {table} be read: {words}; audit "

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-MARK = "\x01"
+HASH_SEPARATOR = "\x01"
 _LONGEST_PART_BYTES = 400
 _MAX_BYTES_OF_A_LETTER = 4
 _KEPT_LETTERS = 60
@@ -33,10 +33,10 @@ def id_of_group(group: str) -> str:
     code = group.encode("utf-8", "surrogatepass")
     if len(code) <= _LONGEST_PART_BYTES:
         return group
-    return f"{group[:_KEPT_LETTERS]}{MARK}{hashlib.sha256(code).hexdigest()}"
+    return f"{group[:_KEPT_LETTERS]}{HASH_SEPARATOR}{hashlib.sha256(code).hexdigest()}"
 
 
-def to_remember(names: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+def long_name_columns(names: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
     """Of pairs of an id and its full name those that differ, as one array for each column."""
     long = [(short, name) for short, name in names if short != name]
     return {"ids": [short for short, _ in long], "names": [name for _, name in long]}

@@ -70,7 +70,7 @@ def to_changes(
     return Changes(
         version=version,
         resources=tuple(to_resource(row) for row in resources or ()),
-        members=tuple(to_peer(row) for row in members or ()),
+        members=tuple(to_member(row) for row in members or ()),
         ended=tuple(to_term(row) for row in ended or ()),
         next_end_s=next_end_s,
     )
@@ -88,7 +88,7 @@ def to_resource(row: Row) -> Resource:
     )
 
 
-def to_peer(row: Row) -> MemberRecord:
+def to_member(row: Row) -> MemberRecord:
     """A member as the others see it. A field that only a newer Leasehold knows is passed over."""
     stored = row["info"]
     info = {name: value for name, value in stored.items() if name in _INFO_FIELDS}

@@ -13,12 +13,12 @@ from leasehold.stores.postgres import migrations
 from leasehold.stores.postgres import rows as to
 from leasehold.stores.postgres.address import DatabaseAddress
 from leasehold.stores.postgres.connections import Connections
-from leasehold.stores.postgres.driver_errors import explained
-from leasehold.stores.postgres.long_names import id_of_group, id_of_key, to_remember
+from leasehold.stores.postgres.driver_errors import to_store_error
+from leasehold.stores.postgres.long_names import id_of_group, id_of_key, long_name_columns
 from leasehold.stores.validation import (
     HISTORY_LIMIT,
     RELEASED_BY,
-    check_suggestion,
+    check_hand_over_request,
     checked_keys,
     checked_lease,
     checked_notes,
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
         Term,
     )
 
-_PATIENCE = timedelta(seconds=5)
+_TIMEOUT = timedelta(seconds=5)
 _MAX_CONNECTIONS = 4
 # A migration may have to wait for one that another host is at, and for its disk.
 _MIGRATION_LIMIT_S = 60.0
@@ -68,7 +68,7 @@ class PostgresStore:
     async def declare(self, keys: Sequence[str]) -> int:
         """See ``Store``."""
         ids = {id_of_key(key): key for key in checked_keys(keys)}
-        (new,) = await self._ask("declare", keys=list(ids), **to_remember(ids.items()))
+        (new,) = await self._ask("declare", keys=list(ids), **long_name_columns(ids.items()))
         return int(new)
 
     async def forget(self, keys: Sequence[str]) -> int:
@@ -91,9 +91,9 @@ class PostgresStore:
             info=to.to_info(info),
             remember_s=purge_after_s("any/group"),
             remember_loose_s=purge_after_s(""),
-            **to_remember([(group_id, group)]),
+            **long_name_columns([(group_id, group)]),
         )
-        _refuse_lost(holder, lost)
+        _raise_if_lost(holder, lost)
         return Lease(holder=holder, token=token, group=granted_group, duration_s=duration_s)
 
     async def renew(
@@ -103,7 +103,7 @@ class PostgresStore:
         lost, *changes = await self._ask(
             "renew", holder=lease.holder, token=lease.token, since=since, info=to.to_info(info)
         )
-        _refuse_lost(lease.holder, lost)
+        _raise_if_lost(lease.holder, lost)
         return to.to_changes(*changes)
 
     async def revoke(self, lease: Lease) -> None:
@@ -124,7 +124,7 @@ class PostgresStore:
             force=force,
             keep=HISTORY_LIMIT,
         )
-        _refuse_lost(lease.holder, lost)
+        _raise_if_lost(lease.holder, lost)
         return [
             Ownership(
                 key=wanted[place - 1].key, epoch=epoch, holder=lease.holder, token=lease.token
@@ -141,7 +141,7 @@ class PostgresStore:
             key=id_of_key(wanted.key),
             seen=wanted.seen_epoch,
         )
-        _refuse_lost(lease.holder, lost)
+        _raise_if_lost(lease.holder, lost)
         return bool(stands)
 
     async def hand_over(self, hand_overs: Sequence[HandOver], *, limit: timedelta) -> Sequence[str]:
@@ -200,7 +200,7 @@ class PostgresStore:
 
     async def request_hand_over(self, key: str, *, epoch: int, to: str) -> bool:
         """See ``Store``."""
-        check_suggestion(key, epoch=epoch, to=to)
+        check_hand_over_request(key, epoch=epoch, to=to)
         (stands,) = await self._ask("suggest", key=id_of_key(key), epoch=epoch, to=to)
         return bool(stands)
 
@@ -245,7 +245,7 @@ class PostgresStore:
     async def members(self, group: str) -> Mapping[str, MemberRecord]:
         """See ``Store``."""
         found = to.rows(await self._ask("peers", group=id_of_group(group)))
-        return {row["holder"]: to.to_peer(row) for row in found}
+        return {row["holder"]: to.to_member(row) for row in found}
 
     async def history(self, key: str, *, limit: int = 10) -> Sequence[Term]:
         """See ``Store``."""
@@ -265,7 +265,7 @@ class PostgresStore:
         return await self._connections.ask(migrations.queries()[query], values)
 
 
-async def open_url(url: str, clock: Clock, *, patience: timedelta = _PATIENCE) -> PostgresStore:
+async def open_url(url: str, clock: Clock, *, patience: timedelta = _TIMEOUT) -> PostgresStore:
     """Connect, and bring the schema up to date where it is not.
 
     ``patience`` is how long a call may take in all, the repetitions after a broken connection
@@ -285,14 +285,14 @@ async def open_url(url: str, clock: Clock, *, patience: timedelta = _PATIENCE) -
             await clock.bounded(migrations.apply(connections, steps), seconds=_MIGRATION_LIMIT_S)
     except (psycopg.Error, TimeoutError) as error:
         await connections.close()
-        raise explained(error, address) from error
+        raise to_store_error(error, address) from error
     except BaseException:
         await connections.close()
         raise
     return PostgresStore(connections)
 
 
-def _refuse_lost(holder: str, reason: str | None) -> None:
+def _raise_if_lost(holder: str, reason: str | None) -> None:
     """Raise what the functions in ``sql/`` can not: an error there would undo their step."""
     if reason is not None:
         raise lost_lease(holder, reason)

@@ -30,7 +30,7 @@ from leasehold.errors import CheckpointBehind, FencedWrite, StoreUnavailable, Us
 from leasehold.model import CheckpointWrite, Refusal
 from leasehold.stores.blocking import named_queries
 from leasehold.stores.postgres import migrations
-from leasehold.stores.postgres.driver_errors import explained
+from leasehold.stores.postgres.driver_errors import to_store_error
 from leasehold.stores.postgres.long_names import id_of_key
 from leasehold.stores.postgres.rows import to_columns
 
@@ -47,7 +47,7 @@ _READ_COMMITTED = "read committed"
 _BLOCK_OPEN = "open"
 # The server ended a session that stood still in a transaction, which is thereby undone.
 _ENDED_WHILE_IDLE = "25P03"
-_NOTHING = "nothing of this transaction was committed; it may be run again"
+_NOT_COMMITTED = "nothing of this transaction was committed; it may be run again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class TransactionFence:
         Raises:
             UsageError: the caller ended the transaction, or left it in an unusable state.
         """
-        _refuse_unfit(status)
+        _check_status(status)
         self.mark = CheckpointWrite(ownership=self.ownership, position=position())
         isolation, block = yield Statement(_queries()["concluded"])
         if block != _BLOCK_OPEN:
@@ -157,11 +157,11 @@ class TransactionFence:
         if fenced is None:
             return StoreUnavailable(
                 f"no answer from PostgreSQL at {self.address.where} to the question who owns "
-                f"{self.ownership.key} by now; {_NOTHING}"
+                f"{self.ownership.key} by now; {_NOT_COMMITTED}"
             )
         return psycopg.errors.SerializationFailure(
             f"the lease on {self.ownership.key} was renewed after the snapshot of this "
-            f"transaction, which can not see that; {_NOTHING}"
+            f"transaction, which can not see that; {_NOT_COMMITTED}"
         )
 
     def meaning(self, error: Exception, *, broken: bool) -> Exception:
@@ -175,19 +175,19 @@ class TransactionFence:
             return self._of_commit(error)
         elif isinstance(error, psycopg.errors.SerializationFailure):
             return error
-        said = explained(error, self.address)
+        said = to_store_error(error, self.address)
         kind = StoreUnavailable if broken else type(said)
-        return kind(f"{said}; {_NOTHING}")
+        return kind(f"{said}; {_NOT_COMMITTED}")
 
     def _of_commit(self, error: Exception) -> Exception:
         if isinstance(error, psycopg.Error):
             if error.sqlstate == _ENDED_WHILE_IDLE:
-                return StoreUnavailable(f"{explained(error, self.address)}; {_NOTHING}")
+                return StoreUnavailable(f"{to_store_error(error, self.address)}; {_NOT_COMMITTED}")
             # The server said no, and lives: the transaction is undone, for the reason it gave.
             if error.diag.severity_nonlocalized == "ERROR":
                 return error
         return StoreUnavailable(
-            f"{explained(error, self.address)}; the answer to the commit is missing, so its "
+            f"{to_store_error(error, self.address)}; the answer to the commit is missing, so its "
             f"outcome is unknown: read the checkpoint of {self.ownership.key}. If it has reached "
             f"{self._marked().position.sequence_number}, the events up to there are done; if "
             "not, the server may still be at work on it: run the same block again with the same "
@@ -220,31 +220,31 @@ class TransactionFence:
         return self.mark
 
 
-def cleaned() -> Steps[None]:
+def clean_session() -> Steps[None]:
     """Nothing of a caller stays in the session. Also shows that the server is there."""
     yield Statement(_queries()["clean"])
 
 
-def _refuse_unfit(status: TransactionStatus) -> None:
+def _check_status(status: TransactionStatus) -> None:
     if status is TransactionStatus.IDLE:
         raise _ended_by_caller()
     if status is TransactionStatus.INERROR:
         raise UsageError(
             "a statement of this transaction has failed, so it can not be committed, and the "
-            f"error was caught in the block; {_NOTHING}. Put 'async with "
+            f"error was caught in the block; {_NOT_COMMITTED}. Put 'async with "
             "connection.transaction():' around a statement that may fail"
         )
     if status is TransactionStatus.ACTIVE:
         raise UsageError(
             "a statement still runs on the connection: read its result to the end, or close its "
-            f"cursor, before the block ends; {_NOTHING}"
+            f"cursor, before the block ends; {_NOT_COMMITTED}"
         )
 
 
 def rolled_back_by_caller() -> UsageError:
     """For a block that raised ``psycopg.Rollback``, which would end it without a word."""
     return UsageError(
-        f"psycopg.Rollback would hide that {_NOTHING.partition(';')[0]}: raise an error of your "
+        f"psycopg.Rollback would hide that {_NOT_COMMITTED.partition(';')[0]}: raise an error of your "
         "own to roll it back"
     )
 

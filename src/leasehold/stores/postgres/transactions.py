@@ -9,7 +9,7 @@ awaited, and as many that block.
 Connections that are lent to callers: a bounded number, clean each time, never a broken one.
 
 Those that are awaited and those that block differ only in what the driver forces; what is decided
-about them is decided in ``Lender``.
+about them is decided in ``ConnectionPool``.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from psycopg.rows import tuple_row
 
 from leasehold.errors import StoreUnavailable, UsageError
 from leasehold.stores.postgres.address import DatabaseAddress
-from leasehold.stores.postgres.driver_errors import explained, passes
+from leasehold.stores.postgres.driver_errors import is_transient, to_store_error
 from leasehold.stores.postgres.transaction_fence import (
     FencedCheckpoint,
     TransactionFence,
     TransactionStage,
-    cleaned,
+    clean_session,
     rolled_back_by_caller,
 )
 
@@ -46,9 +46,9 @@ if TYPE_CHECKING:
     from leasehold.stores.postgres.transaction_fence import Steps
 
 T = TypeVar("T")
-Awaited: TypeAlias = psycopg.AsyncConnection[tuple[Any, ...]]
-Blocking: TypeAlias = psycopg.Connection[tuple[Any, ...]]
-C = TypeVar("C", Awaited, Blocking)
+AsyncConnection: TypeAlias = psycopg.AsyncConnection[tuple[Any, ...]]
+BlockingConnection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
+C = TypeVar("C", AsyncConnection, BlockingConnection)
 
 _PREPARE_AFTER = 5
 _FIRST_PAUSE_S = 0.02
@@ -58,7 +58,7 @@ _FRESH_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class PoolOptions:
     """How many connections, to where, and how long to wait for what."""
 
     address: DatabaseAddress
@@ -80,7 +80,7 @@ class Terms:
         return make_conninfo(**own | given)
 
 
-async def awaited(connection: Awaited, steps: Steps[T]) -> T:
+async def run_steps(connection: AsyncConnection, steps: Steps[T]) -> T:
     """Take the steps on a connection that is awaited, whatever its caller has set on it."""
     cursor = psycopg.AsyncCursor(connection, row_factory=tuple_row)
     row: tuple[Any, ...] | None = None
@@ -96,7 +96,7 @@ async def awaited(connection: Awaited, steps: Steps[T]) -> T:
         row = (await cursor.fetchone() if cursor.description else None) or ()
 
 
-def blocking(connection: Blocking, steps: Steps[T]) -> T:
+def run_steps_blocking(connection: BlockingConnection, steps: Steps[T]) -> T:
     """The same on a connection that blocks."""
     cursor = psycopg.Cursor(connection, row_factory=tuple_row)
     row: tuple[Any, ...] | None = None
@@ -112,10 +112,10 @@ def blocking(connection: Blocking, steps: Steps[T]) -> T:
         row = (cursor.fetchone() if cursor.description else None) or ()
 
 
-class Lender(Generic[C]):
+class ConnectionPool(Generic[C]):
     """What is decided about connections, of whichever kind."""
 
-    def __init__(self, terms: Terms) -> None:
+    def __init__(self, terms: PoolOptions) -> None:
         """Connect to nothing yet."""
         self._terms = terms
         self._clock = terms.clock
@@ -134,7 +134,7 @@ class Lender(Generic[C]):
         except IndexError:
             return None
         aged = self._clock.boottime_s() - since_s > _FRESH_S
-        return connection, aged or _has_news(connection)
+        return connection, aged or _has_unread_data(connection)
 
     def _fit(self, connection: C) -> bool:
         """Whether it may be kept: it lives, no transaction is open, and we are not closing."""
@@ -153,12 +153,12 @@ class Lender(Generic[C]):
 
     def _pause_s(self, pauses: Iterator[float], error: psycopg.Error) -> float:
         """The next pause. Raises what to tell the caller if there is none."""
-        if not passes(error):
-            raise explained(error, self._terms.address) from error
+        if not is_transient(error):
+            raise to_store_error(error, self._terms.address) from error
         pause_s = next(pauses, None)
         if pause_s is None or self._closed.is_set():
             raise StoreUnavailable(
-                f"{explained(error, self._terms.address)} (given up after "
+                f"{to_store_error(error, self._terms.address)} (given up after "
                 f"{self._terms.patience_s:g} s); no transaction was begun"
             ) from error
         return pause_s
@@ -171,23 +171,23 @@ class Lender(Generic[C]):
         )
 
 
-def _has_news(connection: Awaited | Blocking) -> bool:
+def _has_unread_data(connection: AsyncConnection | BlockingConnection) -> bool:
     """Whether the server has said something unasked: nearly always its last word."""
     socket = select.poll()
     socket.register(connection.fileno(), select.POLLIN)
     return bool(socket.poll(0))
 
 
-class AwaitedLender(Lender[Awaited]):
+class AsyncPool(ConnectionPool[AsyncConnection]):
     """For one event loop: the one in which it is used first."""
 
-    def __init__(self, terms: Terms) -> None:
+    def __init__(self, terms: PoolOptions) -> None:
         """Connect to nothing yet."""
         super().__init__(terms)
         self._room = anyio.Semaphore(terms.most)
 
     @asynccontextmanager
-    async def lent(self) -> AsyncIterator[Awaited]:
+    async def lent(self) -> AsyncIterator[AsyncConnection]:
         """A connection for this block alone. It is kept if it can be cleaned, else closed.
 
         Raises:
@@ -214,7 +214,7 @@ class AwaitedLender(Lender[Awaited]):
         self._closed.set()
         await self._drop_idle()
 
-    async def _rested(self) -> Awaited | None:
+    async def _rested(self) -> AsyncConnection | None:
         while (taken := self._take()) is not None:
             connection, doubtful = taken
             if not doubtful or await self._clean(connection):
@@ -222,7 +222,7 @@ class AwaitedLender(Lender[Awaited]):
             await connection.close()
         return None
 
-    async def _connected(self) -> Awaited:
+    async def _connected(self) -> AsyncConnection:
         pauses = self._pauses()
         while True:
             try:
@@ -233,9 +233,9 @@ class AwaitedLender(Lender[Awaited]):
                 pause_s = self._pause_s(pauses, error)
             await self._clock.sleep(pause_s)
 
-    async def _clean(self, connection: Awaited) -> bool:
+    async def _clean(self, connection: AsyncConnection) -> bool:
         try:
-            steps = awaited(connection, cleaned())
+            steps = run_steps(connection, clean_session())
             await self._clock.bounded(steps, seconds=self._terms.patience_s)
         except (psycopg.Error, TimeoutError):
             return False
@@ -244,7 +244,7 @@ class AwaitedLender(Lender[Awaited]):
             raise
         return self._fit(connection)
 
-    async def _put_back(self, connection: Awaited) -> None:
+    async def _put_back(self, connection: AsyncConnection) -> None:
         connection.row_factory, connection.cursor_factory = tuple_row, psycopg.AsyncCursor
         connection.prepare_threshold = _PREPARE_AFTER
         broken = connection.broken
@@ -261,17 +261,17 @@ class AwaitedLender(Lender[Awaited]):
             await taken[0].close()
 
 
-class BlockingLender(Lender[Blocking]):
+class BlockingPool(ConnectionPool[BlockingConnection]):
     """The same, for any number of threads."""
 
-    def __init__(self, terms: Terms) -> None:
+    def __init__(self, terms: PoolOptions) -> None:
         """Connect to nothing yet."""
         super().__init__(terms)
         self._room = threading.Semaphore(terms.most)
 
     @contextmanager
-    def lent(self) -> Iterator[Blocking]:
-        """See ``AwaitedLender``."""
+    def lent(self) -> Iterator[BlockingConnection]:
+        """See ``AsyncPool``."""
         self._check_open()
         if not self._room.acquire(timeout=self._terms.room_s):
             raise self._no_room()
@@ -285,11 +285,11 @@ class BlockingLender(Lender[Blocking]):
             self._room.release()
 
     def close(self) -> None:
-        """See ``AwaitedLender``."""
+        """See ``AsyncPool``."""
         self._closed.set()
         self._drop_idle()
 
-    def _rested(self) -> Blocking | None:
+    def _rested(self) -> BlockingConnection | None:
         while (taken := self._take()) is not None:
             connection, doubtful = taken
             if not doubtful or self._clean(connection):
@@ -297,7 +297,7 @@ class BlockingLender(Lender[Blocking]):
             connection.close()
         return None
 
-    def _connected(self) -> Blocking:
+    def _connected(self) -> BlockingConnection:
         pauses = self._pauses()
         while True:
             try:
@@ -307,14 +307,14 @@ class BlockingLender(Lender[Blocking]):
             except psycopg.Error as error:
                 self._closed.wait(self._pause_s(pauses, error))
 
-    def _clean(self, connection: Blocking) -> bool:
+    def _clean(self, connection: BlockingConnection) -> bool:
         try:
-            blocking(connection, cleaned())
+            run_steps_blocking(connection, clean_session())
         except psycopg.Error:
             return False
         return self._fit(connection)
 
-    def _put_back(self, connection: Blocking) -> None:
+    def _put_back(self, connection: BlockingConnection) -> None:
         connection.row_factory, connection.cursor_factory = tuple_row, psycopg.Cursor
         connection.prepare_threshold = _PREPARE_AFTER
         broken = connection.broken
@@ -331,18 +331,18 @@ class BlockingLender(Lender[Blocking]):
 
 
 _MAX_CONNECTIONS = 8
-_PATIENCE = timedelta(seconds=5)
-_ROOM = timedelta(seconds=60)
+_TIMEOUT = timedelta(seconds=5)
+_POOL_TIMEOUT = timedelta(seconds=60)
 
 
 class Transactions:
     """One for each processor; what is awaited belongs to the event loop that used it first."""
 
-    def __init__(self, terms: Terms) -> None:
+    def __init__(self, terms: PoolOptions) -> None:
         """Made by ``of``. Connects to nothing yet."""
         self._terms = terms
-        self._awaited = AwaitedLender(terms)
-        self._blocking = BlockingLender(terms)
+        self._awaited = AsyncPool(terms)
+        self._blocking = BlockingPool(terms)
 
     @classmethod
     def of(
@@ -351,8 +351,8 @@ class Transactions:
         *,
         clock: Clock,
         max_connections: int = _MAX_CONNECTIONS,
-        patience: timedelta = _PATIENCE,
-        room: timedelta = _ROOM,
+        patience: timedelta = _TIMEOUT,
+        room: timedelta = _POOL_TIMEOUT,
     ) -> Self:
         """For the database that holds the leases. Connects to nothing yet.
 
@@ -366,7 +366,7 @@ class Transactions:
         if max_connections < 1:
             raise UsageError(f"max_connections must be 1 or more, not {max_connections}")
         return cls(
-            Terms(
+            PoolOptions(
                 address=DatabaseAddress.of(url),
                 clock=clock,
                 most=max_connections,
@@ -378,7 +378,7 @@ class Transactions:
     @asynccontextmanager
     async def begin(
         self, ownership: Ownership, position: Callable[[], Position]
-    ) -> AsyncIterator[Awaited]:
+    ) -> AsyncIterator[AsyncConnection]:
         """A transaction that is committed with the checkpoint when the block ends.
 
         ``position`` is asked at the end. An error in the block rolls back and goes through as it
@@ -402,14 +402,14 @@ class Transactions:
             try:
                 async with AsyncExitStack() as stack:
                     await stack.enter_async_context(connection.transaction())
-                    await awaited(connection, guard.began())
+                    await run_steps(connection, guard.began())
                     try:
                         yield connection
                     except psycopg.Rollback as error:
                         raise rolled_back_by_caller() from error
                     status = connection.info.transaction_status
-                    await awaited(connection, guard.concluded(status, position))
-                    await bounded(awaited(connection, guard.checked()), seconds=limit_s)
+                    await run_steps(connection, guard.concluded(status, position))
+                    await bounded(run_steps(connection, guard.checked()), seconds=limit_s)
                     guard.stage = TransactionStage.COMMIT
                     async with _closed_if_given_up(connection):
                         await bounded(stack.aclose(), seconds=limit_s)
@@ -425,28 +425,28 @@ class Transactions:
     @contextmanager
     def begin_blocking(
         self, ownership: Ownership, position: Callable[[], Position]
-    ) -> Iterator[Blocking]:
+    ) -> Iterator[BlockingConnection]:
         """The same for code that runs in a thread, on a connection that blocks."""
         guard = TransactionFence(ownership=ownership, address=self._terms.address)
         with self._blocking.lent() as connection:
             try:
                 with ExitStack() as stack:
                     stack.enter_context(connection.transaction())
-                    blocking(connection, guard.began())
+                    run_steps_blocking(connection, guard.began())
                     try:
                         yield connection
                     except psycopg.Rollback as error:
                         raise rolled_back_by_caller() from error
                     status = connection.info.transaction_status
-                    blocking(connection, guard.concluded(status, position))
-                    blocking(connection, guard.checked())
+                    run_steps_blocking(connection, guard.concluded(status, position))
+                    run_steps_blocking(connection, guard.checked())
                     guard.stage = TransactionStage.COMMIT
                     with _closed_if_given_up_blocking(connection):
                         stack.close()
             except Exception as error:
                 meant = error
                 if guard.in_doubt(error):
-                    meant = guard.refusal(error, fenced=_judged_blocking(connection, guard))
+                    meant = guard.refusal(error, fenced=_recheck_blocking(connection, guard))
                 meant = guard.meaning(meant, broken=connection.closed)
                 if meant is error:
                     raise
@@ -457,14 +457,14 @@ class Transactions:
         self._blocking.close()
         await self._awaited.close()
 
-    async def _judged(self, connection: Awaited, guard: TransactionFence) -> bool | None:
+    async def _judged(self, connection: AsyncConnection, guard: TransactionFence) -> bool | None:
         """Whether the write is fenced, in a transaction of its own; None if nobody answers."""
         fenced = False
         steps, limit_s = guard.judged(), self._terms.patience_s
         try:
             async with connection.transaction() as own:
                 fenced = await self._terms.clock.bounded(
-                    awaited(connection, steps), seconds=limit_s
+                    run_steps(connection, steps), seconds=limit_s
                 )
                 if not fenced:
                     raise psycopg.Rollback(own)
@@ -474,7 +474,7 @@ class Transactions:
 
 
 @asynccontextmanager
-async def _closed_if_given_up(connection: Awaited) -> AsyncIterator[None]:
+async def _closed_if_given_up(connection: AsyncConnection) -> AsyncIterator[None]:
     """A commit that nobody waits for any more (time over, cancelled) takes its connection along.
 
     The driver may show it as idle, though the answer to the commit is still to come on it.
@@ -489,7 +489,7 @@ async def _closed_if_given_up(connection: Awaited) -> AsyncIterator[None]:
 
 
 @contextmanager
-def _closed_if_given_up_blocking(connection: Blocking) -> Iterator[None]:
+def _closed_if_given_up_blocking(connection: BlockingConnection) -> Iterator[None]:
     try:
         yield
     except psycopg.Error:
@@ -499,11 +499,11 @@ def _closed_if_given_up_blocking(connection: Blocking) -> Iterator[None]:
         raise
 
 
-def _judged_blocking(connection: Blocking, guard: TransactionFence) -> bool | None:
+def _recheck_blocking(connection: BlockingConnection, guard: TransactionFence) -> bool | None:
     fenced = False
     try:
         with connection.transaction() as own:
-            fenced = blocking(connection, guard.judged())
+            fenced = run_steps_blocking(connection, guard.judged())
             if not fenced:
                 raise psycopg.Rollback(own)
     except psycopg.Error:

@@ -42,7 +42,7 @@ _BUSY = {
 _READ_ONLY = (
     "is read-only to this process: give it the right to write to the file and its directory"
 )
-_NO_DATABASE = "is no database that Leasehold can read: choose another path"
+_NOT_A_DATABASE = "is no database that Leasehold can read: choose another path"
 _MEANING = {
     sqlite3.SQLITE_READONLY: _READ_ONLY,
     sqlite3.SQLITE_PERM: _READ_ONLY,
@@ -51,7 +51,7 @@ _MEANING = {
     sqlite3.SQLITE_FULL: "has no room to grow, the disk is full: nothing was written; make room",
     sqlite3.SQLITE_IOERR: "can not be read or written: look at the disk and the system's log",
     sqlite3.SQLITE_CORRUPT: "is damaged: stop all that use it and bring back a copy",
-    sqlite3.SQLITE_NOTADB: _NO_DATABASE,
+    sqlite3.SQLITE_NOTADB: _NOT_A_DATABASE,
 }
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_MAX_TOGETHER = 64
+_MAX_BATCH = 64
 _IDLE_S = 1.0
 
 
@@ -51,12 +51,12 @@ class _QueuedCall:
         self.loop = asyncio.get_running_loop()
         self.future: asyncio.Future[Any] = self.loop.create_future()
         self.given_up = False
-        self.together: _CallGroup | None = None
+        self.together: _CallBatch | None = None
         self.answer: Any = None
         self.error: Exception | None = None
 
 
-class _CallGroup(threading.Event):
+class _CallBatch(threading.Event):
     """Calls that are under way in one transaction; set when nobody waits for any of them."""
 
     def __init__(self, calls: Sequence[_QueuedCall]) -> None:
@@ -143,9 +143,9 @@ class SqliteGroupCommit:
             else len(kinds)
         )
         same = [each for each in self._left[:end] if each.kind is kinds[0]]
-        taken = same[:_MAX_TOGETHER]
+        taken = same[:_MAX_BATCH]
         self._left = [each for each in self._left if each not in taken]
-        together = _CallGroup(taken)
+        together = _CallBatch(taken)
         for each in taken:
             each.together = together
         return taken

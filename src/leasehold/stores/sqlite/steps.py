@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from leasehold.core.lease_rules import Move, break_moment, judge
 from leasehold.model import Changes, EndReason, Ownership, Position, Refusal, State
 from leasehold.names import group_of
-from leasehold.stores.sqlite.rows import SqliteResourceRow, info_of, info_text, peer_of, term_of
-from leasehold.stores.validation import RELEASED_BY, purge_after_s, same_place, unknown_key
+from leasehold.stores.sqlite.rows import SqliteResourceRow, info_of, info_text, member_of, term_of
+from leasehold.stores.validation import RELEASED_BY, purge_after_s, same_position, unknown_key
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -81,7 +81,7 @@ def _not_yet(books: UnitOfWork, positions: Mapping[str, Position | None]) -> lis
     return [
         key
         for key, position in positions.items()
-        if key not in done or not same_place(done[key], position)
+        if key not in done or not same_position(done[key], position)
     ]
 
 
@@ -360,7 +360,7 @@ def _changes(books: UnitOfWork, mine: SqliteLeaseRow, since: int) -> Changes:
     return Changes(
         version=books.version,
         resources=tuple(SqliteResourceRow(*row).shown(now) for row in resources),
-        members=tuple(peer_of(row, now) for row in members),
+        members=tuple(member_of(row, now) for row in members),
         ended=tuple(term_of(row) for row in ended),
         next_end_s=next_end_s,
     )

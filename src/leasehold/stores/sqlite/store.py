@@ -20,10 +20,10 @@ from leasehold.stores.sqlite.location import (
     machine_boot_id,
     ready_database,
 )
-from leasehold.stores.sqlite.rows import SqliteResourceRow, checkpoint_of, peer_of, term_of
+from leasehold.stores.sqlite.rows import SqliteResourceRow, checkpoint_of, member_of, term_of
 from leasehold.stores.validation import (
     HISTORY_LIMIT,
-    check_suggestion,
+    check_hand_over_request,
     checked_keys,
     checked_lease,
     checked_notes,
@@ -173,7 +173,7 @@ class SqliteStore:
 
     async def request_hand_over(self, key: str, *, epoch: int, to: str) -> bool:
         """See ``Store``."""
-        check_suggestion(key, epoch=epoch, to=to)
+        check_hand_over_request(key, epoch=epoch, to=to)
         return await self._step(lambda books: steps.request_hand_over(books, key, epoch, to))
 
     async def request_leave(self, holder: str) -> bool:
@@ -211,7 +211,7 @@ class SqliteStore:
         """See ``Store``."""
         return await self._look(
             lambda tx, now: {
-                row[0]: peer_of(row, now) for row in tx.all("peers_live", grp=group, now=now)
+                row[0]: member_of(row, now) for row in tx.all("peers_live", grp=group, now=now)
             }
         )
 

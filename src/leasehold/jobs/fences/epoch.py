@@ -6,7 +6,7 @@ from typing import Protocol
 
 from leasehold.errors import FencedWrite, UsageError
 
-_BIGGEST = 2**63 - 1
+_MAX_EPOCH = 2**63 - 1
 
 
 class HasEpoch(Protocol):
@@ -18,14 +18,14 @@ class HasEpoch(Protocol):
         ...
 
 
-def token_of(token: int | HasEpoch) -> int:
+def epoch_number(token: int | HasEpoch) -> int:
     """The number itself.
 
     Raises:
         UsageError: it is no number from 1 up, and has none.
     """
     number: object = getattr(token, "epoch", token)
-    if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= _BIGGEST:
+    if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= _MAX_EPOCH:
         raise UsageError(
             f"a fencing token is the epoch of a reservation, a number from 1 up, not {number!r}: "
             "give the reservation, the run, or the number in LEASEHOLD_TOKEN"
@@ -33,7 +33,7 @@ def token_of(token: int | HasEpoch) -> int:
     return number
 
 
-def refusal(what: str, *, token: int, seen: int, key: str, made_anew: str) -> FencedWrite:
+def fenced_write(what: str, *, token: int, seen: int, key: str, made_anew: str) -> FencedWrite:
     """Say that ``what`` was refused, why, and what to do; ``made_anew`` is the odd case."""
     return FencedWrite(
         f"{what} was refused, and nothing was changed: it came with token {token}, and token "
