@@ -24,7 +24,7 @@ class StallRule:
     stall_after_s: float
     give_up_after_s: float | None
 
-    def judge(self, *, work_waits: bool, still_s: float) -> StallState:
+    def evaluate(self, *, work_waits: bool, still_s: float) -> StallState:
         """What to do about a partition that has stood still for so long."""
         if not work_waits or still_s < self.stall_after_s:
             return StallState.FINE

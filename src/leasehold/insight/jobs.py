@@ -172,7 +172,7 @@ async def _scene(store: Store, now: datetime) -> _JobRecords:
 async def _view(store: Store, scene: _JobRecords, key: str) -> JobView:
     name, resource = last_part(key), scene.resources[key]
     log = await _recent(store, key)
-    text = next((each.said.schedule for each in log if each.said.schedule), "")
+    text = next((each.note.schedule for each in log if each.note.schedule), "")
     schedule, carried_out = _readable(text), _ran(scene.checkpoints.get(key))
     is_paused = scene.orders.is_paused(name, now=scene.now)
     held = resource.state in (State.LEASED, State.BREAKING)
@@ -186,7 +186,7 @@ async def _view(store: Store, scene: _JobRecords, key: str) -> JobView:
         schedule_text=text,
         ran=carried_out,
         paused=scene.orders.paused[name] if is_paused else None,
-        wanted=scene.orders.wanted.get(name),
+        wanted=scene.orders.run_requests.get(name),
         next_at=None if is_paused else _next_at(schedule, carried_out, scene.now),
         late_s=None if is_paused or held else _late_s(schedule, carried_out, scene.now),
     )

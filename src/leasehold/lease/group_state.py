@@ -83,7 +83,7 @@ class GroupState:
         """Know nothing: version 0 asks the store for everything."""
         self.version = 0
         self._resources: dict[str, Resource] = {}
-        self._peers: dict[str, MemberRecord] = {}
+        self._members: dict[str, MemberRecord] = {}
 
     @property
     def resources(self) -> Mapping[str, Resource]:
@@ -93,7 +93,7 @@ class GroupState:
     @property
     def members(self) -> Mapping[str, MemberRecord]:
         """The members that are alive, by holder."""
-        return MappingProxyType(self._peers)
+        return MappingProxyType(self._members)
 
     def apply(self, changes: Changes) -> bool:
         """Take ``changes`` in; say whether anything is different now."""
@@ -102,18 +102,18 @@ class GroupState:
             return False
         different = False
         for resource in changes.resources:
-            different |= self.learn(resource)
-        for peer in changes.members:
-            known = self._peers.get(peer.holder)
-            if not peer.alive:
-                different |= self._peers.pop(peer.holder, None) is not None
-            elif known is None or known.version < peer.version:
-                self._peers[peer.holder] = replace(peer, info=sanitized(peer.info))
+            different |= self.apply_resource(resource)
+        for member in changes.members:
+            known = self._members.get(member.holder)
+            if not member.alive:
+                different |= self._members.pop(member.holder, None) is not None
+            elif known is None or known.version < member.version:
+                self._members[member.holder] = replace(member, info=sanitized(member.info))
                 different = True
         self.version = max(self.version, changes.version)
         return different
 
-    def learn(self, resource: Resource) -> bool:
+    def apply_resource(self, resource: Resource) -> bool:
         """Take one resource in, unless something newer is known."""
         known = self._resources.get(resource.key)
         if known is not None and known.version >= resource.version:

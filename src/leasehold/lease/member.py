@@ -37,7 +37,7 @@ class Member(Cycle):
     @property
     def view(self) -> GroupState:
         """What this member knows of its group."""
-        return self._view
+        return self._group_state
 
     def holds(self, key: str) -> Ownership | None:
         """The ownership of ``key`` if it may be acted upon at this very moment."""
@@ -65,13 +65,15 @@ class Member(Cycle):
         """
         key = ownership.key
         # What is on its way to a member counts as its own: it will be.
-        owners = Counter(each.holder or each.handed_to for each in self._view.resources.values())
+        owners = Counter(
+            each.holder or each.handed_to for each in self._group_state.resources.values()
+        )
         heirs = [
             holder
-            for holder, peer in self._view.members.items()
+            for holder, member in self._group_state.members.items()
             if holder != self.holder
-            and not peer.info.draining
-            and (peer.info.most is None or owners[holder] < peer.info.most)
+            and not member.info.draining
+            and (member.info.most is None or owners[holder] < member.info.most)
         ]
         if not heirs or self._holdings.held.get(key) != ownership:
             return False

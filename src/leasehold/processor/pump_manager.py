@@ -363,7 +363,7 @@ class PumpManager:
             if pump in quiet and not waits and pump.state is not PartitionState.OPENING:
                 waits, still_s = pump.vigil.lag_events > 0, pump.vigil.behind_s(now_s)
             waits = waits or pump.state is PartitionState.OPENING
-            verdict = rule.judge(work_waits=waits, still_s=still_s)
+            verdict = rule.evaluate(work_waits=waits, still_s=still_s)
             if verdict is not StallState.FINE:
                 self._stalled(pump, give_up=verdict is StallState.GIVE_UP)
 

@@ -40,10 +40,10 @@ async def join(store: MemoryStore, holder: str) -> Lease:
     )
 
 
-async def take(store: MemoryStore, holder: str, said: RunNote) -> Ownership:
+async def take(store: MemoryStore, holder: str, note: RunNote) -> Ownership:
     lease = await join(store, holder)
     seen = (await store.resources("job"))["job/nightly"].epoch
-    wanted = KeyClaim(key="job/nightly", seen_epoch=seen, note=said.note())
+    wanted = KeyClaim(key="job/nightly", seen_epoch=seen, note=note.to_json())
     [owned] = await store.claim(lease, [wanted])
     return owned
 
@@ -59,7 +59,7 @@ async def test_a_job_that_runs_is_running_whatever_was_ordered(store: MemoryStor
     running = await look(store)
     assert running.state is JobState.RUNNING
     assert running.current is not None
-    assert (running.current.said.words, running.last, running.lease_s) == ("at it", None, 600.0)
+    assert (running.current.note.words, running.last, running.lease_s) == ("at it", None, 600.0)
     await store.release([owned])
     paused = await look(store)
     assert (paused.state, paused.current) == (JobState.PAUSED, None)

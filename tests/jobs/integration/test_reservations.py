@@ -110,7 +110,7 @@ def test_the_log_tells_of_each_run_how_far_it_was_and_how_it_ended(url: str) -> 
         raise KeyboardInterrupt
     with pytest.raises(LeaseLost):
         job.progress("too late")
-    told = [(run.outcome, run.said.exit_code, run.said.words) for run in log_entries(history(url))]
+    told = [(run.outcome, run.note.exit_code, run.note.words) for run in log_entries(history(url))]
     assert told == [
         (Outcome.KILLED, None, "KeyboardInterrupt"),
         (Outcome.KILLED, 137, "too slow"),
@@ -134,7 +134,7 @@ def test_the_run_of_a_moment_is_had_once_over_all(url: str) -> None:
         pytest.fail("it runs twice")
     assert (told.value.occurrence, told.value.holder) == (TWO.isoformat(), job.holder)
     (run,) = log_entries(history(url))
-    assert (run.said.occurrence, run.said.schedule) == (TWO, "0 2 * * *")
+    assert (run.note.occurrence, run.note.schedule) == (TWO, "0 2 * * *")
 
 
 @pytest.mark.parametrize("url", ["sqlite", "postgres"], indirect=True)

@@ -72,7 +72,7 @@ def test_one_has_it_at_a_time_and_the_log_tells(url: str) -> None:
         with pytest.raises(ValueError, match="odd"):
             async with reserve_async("nightly", store=url, lease=LEASE):
                 raise ValueError("odd")
-        told = [(run.outcome, run.said.words) for run in await log(url)]
+        told = [(run.outcome, run.note.words) for run in await log(url)]
         assert told == [(Outcome.FAILED, "ValueError: odd"), (Outcome.OK, "half of it")]
 
     asyncio.run(main())

@@ -101,7 +101,7 @@ def test_yes_or_no_then_ask_and_cancel_and_dispose(url: str) -> None:
         mine.cancel_reservation("never")
         mine.dispose()
     assert not members(url)
-    assert [(run.outcome, run.said.words) for run in log(url, "nightly")] == [
+    assert [(run.outcome, run.note.words) for run in log(url, "nightly")] == [
         (Outcome.OK, ""),
         (Outcome.FAILED, "no rows"),
     ]
@@ -263,10 +263,10 @@ def test_a_cancellation_that_comes_late_does_not_end_the_next_reservation() -> N
     key = job_key("nightly")
     with Reserver(MemoryStore(SystemClock()), lease=LEASE) as mine:
         assert mine.try_reserve("nightly")
-        late = _ReserveCall(key=key, note="", had=mine._had[key])  # of a thread that is slow
+        late = _ReserveCall(key=key, note="", ownership=mine._held[key])  # of a thread that is slow
         mine.cancel_reservation("nightly")
         assert mine.try_reserve("nightly")
-        mine._ask(late)
+        mine._submit(late)
         assert mine.has_reservation("nightly")
         assert mine.epoch("nightly") == 2
 
@@ -414,7 +414,7 @@ def test_who_is_interrupted_while_calling_the_thread_keeps_nobody_else_waiting(
         raise Alarm
 
     with Reserver(Interrupting(), lease=LEASE) as mine:
-        monkeypatch.setattr(Reserver, "_call", interrupted)
+        monkeypatch.setattr(Reserver, "_post_dispatch", interrupted)
         with pytest.raises(Alarm):
             mine.try_reserve("nightly")
         assert mine.try_reserve("nightly")

@@ -123,5 +123,5 @@ def test_one_that_was_paused_past_its_lease_is_told_and_can_write_nothing(
     # Neither did it sign its run: it left the block without an error, which would be "ok".
     runs = log_entries(history(url))
     assert [run.outcome for run in runs] == [None, Outcome.EXPIRED]
-    assert runs[1].said.outcome is None
+    assert runs[1].note.outcome is None
     assert runs[1].ended_at is not None

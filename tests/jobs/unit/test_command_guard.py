@@ -50,12 +50,12 @@ def test_a_moment_that_has_passed_rings_at_once_and_infinity_never(
     timer = Timer()
     try:
         timer.set(at_s)
-        assert timer.rang() is rings
-        assert timer.rang() is False
+        assert timer.expired() is rings
+        assert timer.expired() is False
     finally:
         os.close(timer.descriptor)
 
 
 def test_the_deadline_is_an_order() -> None:
-    assert Deadline(term_at_s=1.5, kill_at_s=2.0).order() == "D 1.500000 2.000000"
-    assert Deadline(term_at_s=math.inf, kill_at_s=math.inf).order() == "D inf inf"
+    assert Deadline(term_at_s=1.5, kill_at_s=2.0).message() == "D 1.500000 2.000000"
+    assert Deadline(term_at_s=math.inf, kill_at_s=math.inf).message() == "D inf inf"

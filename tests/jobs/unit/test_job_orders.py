@@ -59,14 +59,14 @@ def test_a_wish_is_taken_once_by_whoever_owns_its_key() -> None:
                 await operator_requests.request_run(
                     store, "nightly", by="bob", clock=clock
                 )  # it stands already
-                order = (await operator_requests.read_requests(store)).wanted["nightly"]
+                order = (await operator_requests.read_requests(store)).run_requests["nightly"]
                 assert (order.by, order.number) == ("ada", turn)
                 assert await one.take({key: ""})
                 assert await one.mark({key: operator_requests.taken_position(order)}) == {}
                 await one.release({key: ""})
                 # The second one saw the wish as well, and finds it taken.
                 assert await two.take({key: ""})
-                assert not (await operator_requests.read_requests(store)).wanted
+                assert not (await operator_requests.read_requests(store)).run_requests
                 assert await two.mark({key: operator_requests.taken_position(order)}) == {}
                 await two.release({key: ""})
 
@@ -89,7 +89,9 @@ def test_an_order_waits_a_moment_for_one_who_is_taking_a_wish_and_not_for_ever()
             await asyncio.sleep(0.5)
             await ring.release({key: ""})
             await wanting
-            assert (await operator_requests.read_requests(store)).wanted["nightly"].by == "ada"
+            assert (await operator_requests.read_requests(store)).run_requests[
+                "nightly"
+            ].by == "ada"
 
     play(story)
 
@@ -117,7 +119,7 @@ def test_an_order_that_can_not_be_read_stands_without_those_words(text: str, by:
         assert not await scene.store.reset(dict.fromkeys(keys, place))
         found = await operator_requests.read_requests(scene.store)
         assert found.is_paused("nightly", now=scene.clock.utc_now())
-        for order in (found.paused["nightly"], found.wanted["nightly"]):
+        for order in (found.paused["nightly"], found.run_requests["nightly"]):
             assert (order.by, order.why, order.until, order.number) == (by, "", None, 0)
 
     play(story)

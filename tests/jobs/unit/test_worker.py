@@ -177,9 +177,9 @@ def test_a_failure_is_tried_again_with_growing_pauses_and_then_counts_as_done() 
         assert 4 <= gaps[1] <= 9
         (entry,) = await log_of(node, "bad")
         assert entry.outcome is Outcome.FAILED
-        assert entry.said.words == "ValueError: no 3"
-        assert entry.said.attempt == 3
-        assert entry.said.exit_code == 13
+        assert entry.note.words == "ValueError: no 3"
+        assert entry.note.attempt == 3
+        assert entry.note.exit_code == 13
 
     play(story)
 
@@ -195,7 +195,7 @@ def test_a_run_that_takes_too_long_is_stopped_and_has_failed() -> None:
         assert run.ended_s is not None
         assert 20 <= run.ended_s - run.began_s <= 21
         (entry,) = await log_of(node, "slow")
-        assert (entry.outcome, entry.said.words) == (Outcome.FAILED, "it took longer than 20 s")
+        assert (entry.outcome, entry.note.words) == (Outcome.FAILED, "it took longer than 20 s")
 
     play(story)
 
@@ -337,10 +337,10 @@ def test_a_new_schedule_begins_now_and_not_in_1970() -> None:
         assert seconds(world, "tick") == [10]
         log = log_entries(await world.nodes[0].store.history(job_key("tick"), limit=50))
         idle = [each for each in log if not each.ran]
-        words = [each.said.words for each in idle]
+        words = [each.note.words for each in idle]
         assert words.count("the schedule begins") == 1
         assert set(words) <= {"the schedule begins", "nothing was to be done"}
-        assert {each.said.occurrence for each in idle} == {None}
+        assert {each.note.occurrence for each in idle} == {None}
         assert [each.outcome for each in log if each.ran] == [Outcome.OK]
 
     play(story)
@@ -444,7 +444,7 @@ def test_progress_is_found_in_the_log_while_the_job_runs() -> None:
         await asyncio.sleep(30)
         (entry,) = await log_of(node, "svc")
         assert entry.outcome is None
-        assert entry.said.words in {f"part {part}" for part in range(26, 31)}
+        assert entry.note.words in {f"part {part}" for part in range(26, 31)}
         assert node.store.calls["annotate"] <= 31
 
     play(story)

@@ -101,6 +101,6 @@ def test_a_service_that_is_begun_by_hand_stops_at_once_with_its_worker() -> None
         await world.stop(only)
         assert world.now_s - stopped_s < 2.0
         (run,) = runs_of(world)
-        assert (run.outcome, run.said.words) == (Outcome.OK, "stopped")
+        assert (run.outcome, run.note.words) == (Outcome.OK, "stopped")
 
     run_simulated(story())

@@ -36,10 +36,10 @@ def test_the_log_has_as_many_runs_as_there_were_whoever_else_reserved_the_job() 
         await asyncio.sleep(125)
         log = log_entries(await world.nodes[0].store.history(job_key("tick"), limit=100))
         assert len(log) > 18  # the other one is always a moment too late
-        ran = [each.said.occurrence for each in log if each.outcome is Outcome.OK]
+        ran = [each.note.occurrence for each in log if each.outcome is Outcome.OK]
         assert ran == [START + timedelta(seconds=second) for second in range(120, 0, -10)]
         assert sum(each.ran for each in log) == 12
-        assert not any(each.said.occurrence for each in log if not each.ran)
+        assert not any(each.note.occurrence for each in log if not each.ran)
 
     play(story)
 

@@ -63,7 +63,7 @@ def test_a_worker_that_slept_through_its_lease_between_two_attempts_begins_no_ot
         ("host2", 2, "ok"),
     ]
     log = [each for each in log_entries(world.server.registry.history(job_key("n"), 9)) if each.ran]
-    assert [(each.outcome, each.said.attempt) for each in log] == [
+    assert [(each.outcome, each.note.attempt) for each in log] == [
         (Outcome.OK, 2),
         (Outcome.EXPIRED, 1),
     ]
@@ -88,4 +88,4 @@ def test_the_log_says_killed_of_a_run_that_was_ended_with_its_process() -> None:
     run_simulated(story())
     terms = world.server.registry.history(job_key("n"), 9)
     (entry,) = [each for each in log_entries(terms) if each.ran]
-    assert (entry.outcome, entry.said.words) == (Outcome.KILLED, "timeout: it did not stop")
+    assert (entry.outcome, entry.note.words) == (Outcome.KILLED, "timeout: it did not stop")

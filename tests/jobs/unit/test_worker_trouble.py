@@ -134,7 +134,7 @@ def test_a_job_that_exits_has_failed_and_its_worker_goes_on() -> None:
         )
         await asyncio.sleep(25)
         assert world.nodes[0].worker.held() == ["good"]
-        found = [(each.outcome, each.said.words) for each in log_of(world, "bad")]
+        found = [(each.outcome, each.note.words) for each in log_of(world, "bad")]
         assert found == [(Outcome.FAILED, "SystemExit: 0")] * 2
 
     play(story)
@@ -202,7 +202,7 @@ def test_attempts_are_counted_however_often_an_occurrence_crashes() -> None:
         await asyncio.sleep(100)
         assert [each.attempt for each in world.book] == [1, 2, 3, 4, 5]
         assert world.book[-1].how == "ok"
-        assert [each.said.attempt for each in log_of(world, "n")] == [1, 2, 3, 4, 5]
+        assert [each.note.attempt for each in log_of(world, "n")] == [1, 2, 3, 4, 5]
 
     play(story)
 
@@ -341,7 +341,7 @@ def test_a_run_that_is_replaced_in_the_pause_before_its_next_try_is_done() -> No
         )
         world.start([made])
         await asyncio.sleep(45)
-        found = [(each.outcome, each.said.words) for each in log_of(world, "n")]
+        found = [(each.outcome, each.note.words) for each in log_of(world, "n")]
         assert found[:3] == [(Outcome.FAILED, "ValueError: no")] * 3
 
     world = play(story)

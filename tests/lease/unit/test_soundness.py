@@ -59,7 +59,7 @@ def test_no_word_of_a_member_can_make_a_plan_fail(
 ) -> None:
     odd = MemberInfo(weight=weight, most=most, draining=draining, loads=loads)
     view = told(MemberInfo(loads={KEYS[0]: 1.0}), odd, MemberInfo(most=4))
-    members = {holder: peer.info for holder, peer in view.members.items()}
+    members = {holder: member.info for holder, member in view.members.items()}
     snapshot = Snapshot(members=members, resources=view.resources)
     for me in members:
         plan(strategy, snapshot, me, random.Random(1))

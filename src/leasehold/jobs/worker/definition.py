@@ -1,6 +1,6 @@
-"""What a job is: a function, when it is to be run, and how its runs are treated.
+"""The definition of a job: a function, its schedule, and the policy of its runs.
 
-All that can be wrong with a definition is said when it is made, and not at the first run.
+A definition is checked when it is made, not at the first run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SIGNATURES = "a job is `def work()` or `def work(run)`, plain or async"
 
 
 class PolicyOptions(TypedDict, total=False):
-    """The single options of a policy; see ``Policy``. Choices may be given by their words."""
+    """The options of a policy, one by one; see ``Policy``. An enum may be given as its value."""
 
     on_crash: OnCrash | str
     catch_up: CatchUp | str
@@ -43,14 +43,14 @@ class Job:
     """A function under a name. It can still be called as the function that it is.
 
     Attributes:
-        name: the same on all nodes; whoever has it reserved may run it.
-        key: what is reserved.
+        name: the same on all nodes; the node that has it reserved may run it.
+        key: the key that is reserved.
         function: takes a ``Run``, or nothing.
-        takes_run: which of the two.
-        is_async: whether it is run in the event loop, or in a thread of its own.
+        takes_run: whether it takes a ``Run``.
+        is_async: whether it runs in the event loop or in its own thread.
         schedule: None for a service, which runs whenever it can be reserved.
-        policy: how its runs are treated.
-        lease: how long others wait for a node that has died; that of a worker is the shortest one.
+        policy: what to do about runs that crash, fail, overlap or are missed.
+        lease: how long others wait for a node that crashed; a worker uses the shortest of its jobs.
         on_start: whether each worker also runs it when it starts.
         restart: whether a service that has ended is run again here.
         shift: how much later than scheduled it begins.
@@ -96,9 +96,9 @@ def job(
     ``single`` are options of the policy, in place of those in ``policy``.
 
     Raises:
-        InvalidSchedule: the text can not be read, or names no moment.
+        InvalidSchedule: the text cannot be read, or names no time.
         InvalidName, InvalidDuration, InvalidOptions: with what is wrong and what to write.
-        UsageError: what is decorated can not be a job.
+        UsageError: what is decorated cannot be a job.
     """
     schedule = _schedule(cron, every, tz, dialect)
     treated = _policy(policy or Policy(), single)
@@ -107,7 +107,7 @@ def job(
             f"job {name!r} has no schedule, so it runs from the start in any case: leave on_start "
             "out, or give it cron= or every="
         )
-    LeaseTiming.of(lease=lease)  # refuses a lease that can not be
+    LeaseTiming.of(lease=lease)  # rejects a lease that is not valid
     key = job_key(name)
 
     def made(function: Callable[..., Any]) -> Job:
@@ -129,11 +129,7 @@ def job(
 
 
 def check_jobs(jobs: Iterable[Job]) -> list[Job]:
-    """The jobs of one worker.
-
-    Raises:
-        UsageError: there is none, something is no job, or two have the same name.
-    """
+    """Return the jobs of one worker, checked."""
     found: dict[str, Job] = {}
     for each in jobs:
         if not isinstance(each, Job):

@@ -244,8 +244,8 @@ def _check_status(status: TransactionStatus) -> None:
 def rolled_back_by_caller() -> UsageError:
     """For a block that raised ``psycopg.Rollback``, which would end it without a word."""
     return UsageError(
-        f"psycopg.Rollback would hide that {_NOT_COMMITTED.partition(';')[0]}: raise an error of your "
-        "own to roll it back"
+        f"psycopg.Rollback would hide that {_NOT_COMMITTED.partition(';')[0]}: raise an error of "
+        "your own to roll it back"
     )
 
 
