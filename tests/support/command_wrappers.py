@@ -37,11 +37,11 @@ SHORT_S = 4.0
 BRISK_S = 6.0
 
 
-def limits_of(lease_s: float) -> CommandTimeouts:
+def timeouts_of(lease_s: float) -> CommandTimeouts:
     return CommandTimeouts(lease_s=lease_s, stop_margin_s=lease_s / 5, stop_timeout_s=15.0)
 
 
-LIMITS = limits_of(LEASE_S)
+TIMEOUTS = timeouts_of(LEASE_S)
 
 
 def plan(url: str, *command: str, lease_s: float = LEASE_S, **rest: Any) -> CommandPlan:
@@ -50,7 +50,7 @@ def plan(url: str, *command: str, lease_s: float = LEASE_S, **rest: Any) -> Comm
         "command": command,
         "store": url,
         "lease": timedelta(seconds=lease_s),
-        "timeouts": limits_of(lease_s),
+        "timeouts": timeouts_of(lease_s),
         **rest,
     }
     return CommandPlan(**given)

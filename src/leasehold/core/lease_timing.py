@@ -111,8 +111,8 @@ def _relation(holds: bool, relation: str, numbers: str, advice: str) -> None:  #
         raise InvalidOptions(f"{relation} does not hold ({numbers}): {advice}")
 
 
-_LOOKS_WHILE_EXPECTING = 3
-_EARLY_LOOKS = 3
+_CYCLES_WHILE_EXPECTING = 3
+_EARLY_CYCLES = 3
 _GRACE = 0.02
 _MIN_GRACE_S = 0.02
 
@@ -130,7 +130,7 @@ def cycle_pause_s(
     """
     if hurries and not stable:
         return 0.0
-    interval_s = interval_s / _LOOKS_WHILE_EXPECTING if expecting else interval_s
+    interval_s = interval_s / _CYCLES_WHILE_EXPECTING if expecting else interval_s
     return max(0.0, interval_s - elapsed_s)
 
 
@@ -148,5 +148,5 @@ def early_cycle_s(
     interval away.
     """
     grace_s = max(_MIN_GRACE_S, _GRACE * lease_s) * (1 + chance)
-    min_s = interval_s / _EARLY_LOOKS if again else 0.0
+    min_s = interval_s / _EARLY_CYCLES if again else 0.0
     return max(next_end_s + grace_s, grace_s, min_s)

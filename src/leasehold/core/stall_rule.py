@@ -1,4 +1,4 @@
-"""Whether a partition that does not move is stuck (B6)."""
+"""Decides whether a partition without progress is stalled (B6)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import Enum
 
 
 class StallState(Enum):
-    """What to do about a partition."""
+    """The state of a partition."""
 
     FINE = "fine"
     STALLED = "stalled"
@@ -16,16 +16,16 @@ class StallState(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StallRule:
-    """No progress for ``stall_after_s`` while there is work: stalled; after a while: given up.
+    """Stalled: no progress for ``stall_after_s`` while there is work.
 
-    ``give_up_after_s`` None: only reported.
+    Given up after ``give_up_after_s``; None: only reported.
     """
 
     stall_after_s: float
     give_up_after_s: float | None
 
     def evaluate(self, *, work_waits: bool, still_s: float) -> StallState:
-        """What to do about a partition that has stood still for so long."""
+        """Return the state of a partition that made no progress for ``still_s``."""
         if not work_waits or still_s < self.stall_after_s:
             return StallState.FINE
         if self.give_up_after_s is not None and still_s >= self.give_up_after_s:
@@ -34,5 +34,5 @@ class StallRule:
 
     @property
     def check_interval_s(self) -> float:
-        """How often to look, so that a stall is found not much later than it should be."""
+        """How often to check, so that a stall is found soon enough."""
         return self.stall_after_s / 4

@@ -1,17 +1,15 @@
-"""One cycle: renew, plan, act. The package's docstring has the design.
+"""One cycle of a member (renew, plan, act), and the keys that it holds.
 
-What a member believes it owns, and the order in which belief begins and ends.
-
-A key is in exactly one of these places, and moves only forward::
+A key is in exactly one of these states, and moves only forward::
 
     (nothing) ──open──> held ──drain──> held, draining ──> leaving ──settled──> (nothing)
                           └─────────────── close ────────────────────────────────^
 
-A key that was only kept for this member goes to ``leaving`` directly, when it is passed on.
+A key that was only reserved for this member goes to ``leaving`` directly, when it is passed on.
 
-``held``: believed, while the trust window lasts. ``draining``: still held, its work is stopping.
-``leaving``: not believed any more; the message that gives it up is to be sent, and sent again
-until the store's own word shows that it has arrived. No epoch comes back from there.
+``held``: owned until the local deadline. ``draining``: still held, its work is stopping.
+``leaving``: no longer held; the release or hand-over is sent, and repeated until the store shows
+that it has arrived. The same epoch is never held again.
 """
 
 from __future__ import annotations
@@ -262,7 +260,7 @@ class Cycle:
         self._failures = 0
         self._running = False
         self._joined_once = False
-        self._told = told
+        self._on_cycle = told
         self._reported: Counter[str] = Counter()
         self._passed_on: dict[str, str] = {}
         self._overtaken: list[Ownership] = []
@@ -343,11 +341,11 @@ class Cycle:
 
     def _report(self, started_s: float, error: LeaseholdError | None = None) -> None:
         overtaken, self._overtaken = tuple(self._overtaken), []
-        if self._told is not None:
+        if self._on_cycle is not None:
             calls, self._reported = self.calls - self._reported, self.calls.copy()
             elapsed_s = self._clock.boottime_s() - started_s
             held = len(self._holdings.held)
-            self._told(
+            self._on_cycle(
                 CycleReport(
                     elapsed_s=elapsed_s, held=held, calls=calls, error=error, overtaken=overtaken
                 )
@@ -370,12 +368,12 @@ class Cycle:
         lease = self._lease or await self._join()
         announced = self._published(lease)
         changes, sent_s = await self._renew(lease)
-        different = self._take_in(lease, changes, sent_s)
+        different = self._apply_changes(lease, changes, sent_s)
         self._uncap_if_short(lease)
         if (
             self._info.draining
             and not (announced and announced.draining)
-            and self._has_heirs(lease)
+            and self._has_receivers(lease)
         ):
             # The others hear within a cycle that this member leaves, and are waiting for its
             # keys when it passes them on in the next one.
@@ -420,16 +418,16 @@ class Cycle:
         self._trusted_until_s = self._trust(sent_s)
         # The first answer shows that this member is heard; so the second call takes *draining*
         # back, and from then on it counts.
-        await self._look_around(lease)
-        await self._look_around(lease)
+        await self._renew_and_apply(lease)
+        await self._renew_and_apply(lease)
         # Hosts that are started together should see each other before they share out the keys.
         await self._clock.sleep(self.options.timing.renew_s * _WAIT_FOR_OTHERS)
         self._must_trust()
         return lease
 
-    async def _look_around(self, lease: Lease) -> None:
+    async def _renew_and_apply(self, lease: Lease) -> None:
         changes, sent_s = await self._renew(lease)
-        self._take_in(lease, changes, sent_s)
+        self._apply_changes(lease, changes, sent_s)
 
     async def _renew(self, lease: Lease) -> tuple[Changes, float]:
         # Judged by the store's word, not by what was sent: an older message may arrive late.
@@ -451,7 +449,7 @@ class Cycle:
         member = self._group_state.members.get(lease.holder)
         return member.info if member else None
 
-    def _has_heirs(self, lease: Lease) -> bool:
+    def _has_receivers(self, lease: Lease) -> bool:
         takers = (h for h, member in self._group_state.members.items() if not member.info.draining)
         return not self._holdings.empty and any(holder != lease.holder for holder in takers)
 
@@ -470,7 +468,7 @@ class Cycle:
             self._info = replace(self._info, most=self.options.most)
             self._last_plan = None
 
-    def _take_in(self, lease: Lease, changes: Changes, sent_s: float) -> bool:
+    def _apply_changes(self, lease: Lease, changes: Changes, sent_s: float) -> bool:
         different = self._group_state.apply(changes)
         if any(
             member.holder == lease.holder and member.leave_requested for member in changes.members
@@ -484,10 +482,10 @@ class Cycle:
             if ownership is not None and ownership.epoch == term.epoch:
                 self._holdings.close(term.key, reason=term.reason.value if term.reason else "lost")
         for resource in changes.resources:
-            self._take_in_resource(lease, resource, sent_s)
+            self._apply_resource(lease, resource, sent_s)
         return different
 
-    def _take_in_resource(self, lease: Lease, resource: Resource, sent_s: float) -> None:
+    def _apply_resource(self, lease: Lease, resource: Resource, sent_s: float) -> None:
         still_mine = lease.holder in (resource.holder, resource.handed_to)
         over = resource.epoch - 1 if still_mine else resource.epoch
         self._holdings.settled(resource.key, epoch=over)

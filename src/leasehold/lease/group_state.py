@@ -1,11 +1,8 @@
-"""What a member knows of its group: the changes it was told, laid over one another.
+"""``GroupState``: the group as a member knows it, by the changes that its renewals return.
 
-What a member has told of itself, made such that every plan can count with it.
-
-Anybody who may write to the store may publish anything: an older or newer release, another
-program, a mistake. One member's word must never end the others, so it is put right where it is
-read. What is sound already comes back as it is, and all members put the same word right in the
-same way: their plans still agree.
+What members publish about themselves is sanitized where it is read: an older or newer release,
+another program or a mistake may have written anything, and one member must not stop the others.
+Valid values are unchanged, and all members sanitize in the same way, so their plans still agree.
 """
 
 from __future__ import annotations
@@ -20,16 +17,16 @@ if TYPE_CHECKING:
 
 MAX_WEIGHT = 1_000_000
 MAX_KEY_LIMIT = 1_000_000_000
-# Beyond this a measurement is an error, and could not be added up with others.
+# A larger value is an error, and could not be added to others.
 _MAX_LOAD = 1e300
 
 
 def sanitized(info: MemberInfo) -> MemberInfo:
-    """The same, with what makes no sense left out.
+    """Return the info with invalid values replaced.
 
-    A weight that scales nothing counts as 1, and one beyond the largest as the largest; a limit
-    that is no number from 0 up counts as none, and a fraction of a key as no key; a load that is
-    no number from 0 up counts as not measured.
+    A weight that is not positive counts as 1, and one beyond the maximum as the maximum. A limit
+    that is not a number from 0 up counts as none, and is rounded down. A load that is not a number
+    from 0 up counts as not measured.
     """
     weight, most, loads = _weight(info.weight), _max_keys(info.most), _loads(info.loads)
     draining = bool(info.draining)
@@ -39,12 +36,12 @@ def sanitized(info: MemberInfo) -> MemberInfo:
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether it is an ``int`` or a ``float``; True and False are none here."""
+    """Return whether it is an ``int`` or a ``float``, and not a ``bool``."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def is_integer(value: object) -> TypeGuard[int]:
-    """Whether it is an ``int``; True and False are none here."""
+    """Return whether it is an ``int``, and not a ``bool``."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -75,12 +72,11 @@ def _is_load(load: object) -> bool:
 class GroupState:
     """The group at ``version``. Changes may come twice or late: the newest version of each wins.
 
-    Losing an answer is harmless: ``version`` does not move, so the next answer repeats it all.
-    What members tell of themselves is known here only as far as it is ``sound``.
+    A lost answer is harmless: ``version`` does not move, so the next answer repeats it.
+    The infos of members are ``sanitized``.
     """
 
     def __init__(self) -> None:
-        """Know nothing: version 0 asks the store for everything."""
         self.version = 0
         self._resources: dict[str, Resource] = {}
         self._members: dict[str, MemberRecord] = {}
@@ -96,9 +92,9 @@ class GroupState:
         return MappingProxyType(self._members)
 
     def apply(self, changes: Changes) -> bool:
-        """Take ``changes`` in; say whether anything is different now."""
+        """Apply ``changes``; return whether anything is different now."""
         if changes.version < self.version:
-            # An older answer that was overtaken: all of it is known, and some of it is over.
+            # An older answer that arrived late: all of it is known, and some of it is outdated.
             return False
         different = False
         for resource in changes.resources:
@@ -114,7 +110,7 @@ class GroupState:
         return different
 
     def apply_resource(self, resource: Resource) -> bool:
-        """Take one resource in, unless something newer is known."""
+        """Apply one resource, unless a newer version is known."""
         known = self._resources.get(resource.key)
         if known is not None and known.version >= resource.version:
             return False

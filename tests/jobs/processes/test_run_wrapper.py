@@ -21,12 +21,12 @@ from tests.support.command_wrappers import (
     JOB,
     LEASE,
     LEASE_S,
-    LIMITS,
+    TIMEOUTS,
     Threaded,
-    limits_of,
     log_of,
     once,
     plan,
+    timeouts_of,
     witness,
     written,
 )
@@ -266,7 +266,7 @@ def test_one_that_takes_too_long_has_failed(
     url: str, script: str, code: int, limit_s: float
 ) -> None:
     loop = script.replace("wait_", "while :; do sleep 0.05; done")
-    status = once(url, "sh", "-c", loop, timeouts=LIMITS.with_timeout(limit_s))
+    status = once(url, "sh", "-c", loop, timeouts=TIMEOUTS.with_timeout(limit_s))
     assert (status.code, status.reason) == (code, ExitReason.TIMED_OUT)
     assert log_of(url)[0].outcome is Outcome.FAILED
 
@@ -281,7 +281,7 @@ def test_a_scheduled_one_whose_command_does_not_stop_does_not_speak_of_good_orde
     url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     # The worker gives up long before the grace of the command is over.
-    monkeypatch.setattr(scheduled, "_SPARE_S", 0.1 - LIMITS.stop_timeout_s)
+    monkeypatch.setattr(scheduled, "_SPARE_S", 0.1 - TIMEOUTS.stop_timeout_s)
     ready, said, signals = tmp_path / "ready", list[str](), SignalQueue()
     loop = f"trap '' TERM; echo $$ > {ready}; while :; do sleep 0.05; done"
     wrapper = scheduled.ScheduledWrapper(
@@ -375,7 +375,7 @@ def test_one_that_loses_it_stops_the_command_and_says_so(
     url: str, start: Start, tmp_path: Path
 ) -> None:
     book = tmp_path / "book"
-    kill = replace(limits_of(BRISK_S), on_loss=OnLoss(kind=LossKind.KILL))
+    kill = replace(timeouts_of(BRISK_S), on_loss=OnLoss(kind=LossKind.KILL))
     service = start(*witness(book), timeouts=kill, lease_s=BRISK_S)
     written(book, 1)
     with_store(url, lambda store: store.break_(job_key(JOB), epoch=1, after=timedelta(0)))

@@ -214,12 +214,12 @@ class Planner:
             started=ran.started,
             now=now,
             rules=job.policy,
-            place=RunLocation.ELSEWHERE if elsewhere else RunLocation.NOWHERE,
+            location=RunLocation.ELSEWHERE if elsewhere else RunLocation.NOWHERE,
             shift=job.shift,
         )
-        if decision.look_at is not None:
-            self._check_in(worker_job, max(0.0, (decision.look_at - now).total_seconds()))
-        moment = decision.run or decision.waits
+        if decision.check_at is not None:
+            self._check_in(worker_job, max(0.0, (decision.check_at - now).total_seconds()))
+        moment = decision.run or decision.waiting
         if moment is None:
             return None
         if not elsewhere:

@@ -268,13 +268,13 @@ class Scheduler:
             started=None,
             now=self._skew_clock.now(),
             rules=job.policy,
-            place=RunLocation.HERE,
+            location=RunLocation.HERE,
             shift=job.shift,
         )
         if decision.stop:
             self.runs.stop(active_job, REPLACED)
-        elif decision.look_at is not None:
-            self._due_queue.put(worker_job.number, decision.look_at.timestamp())
+        elif decision.check_at is not None:
+            self._due_queue.put(worker_job.number, decision.check_at.timestamp())
 
     # ------------------------------------------------------------ reserving
 

@@ -1,4 +1,4 @@
-"""What the driver's errors mean: which of them pass, and what to do about those that do not."""
+"""What the driver's errors mean: which are transient, and what to do about the others."""
 
 from __future__ import annotations
 
@@ -31,29 +31,29 @@ _ADVICE = {
 
 
 def is_transient(error: psycopg.Error) -> bool:
-    """Whether the same call may well succeed on a new connection in a moment."""
+    """Return whether the same call may succeed on a new connection in a moment."""
     if error.sqlstate is None:
         return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
     return error.sqlstate.startswith(_TRANSIENT)
 
 
 def to_store_error(error: Exception, address: DatabaseAddress) -> LeaseholdError:
-    """The error to raise: what, why (in the driver's words), and what to do."""
+    """Return the error to raise: what failed, why (the driver's text), and what to do."""
     code = (error.sqlstate or "") if isinstance(error, psycopg.Error) else ""
-    words = _driver_message(error)
+    message = _driver_message(error)
     if code in _ADVICE:
         return StoreUnusable(
-            f"PostgreSQL at {address.where} can not serve: {words}; {_ADVICE[code]}"
+            f"PostgreSQL at {address.where} can not serve: {message}; {_ADVICE[code]}"
         )
     if isinstance(error, psycopg.DataError):
-        return InvalidName(f"PostgreSQL can not keep a text or number of this call: {words}")
+        return InvalidName(f"PostgreSQL can not keep a text or number of this call: {message}")
     if code.startswith(_UNAVAILABLE) or not code or code.startswith(_TRANSIENT):
         return StoreUnavailable(
-            f"no answer from PostgreSQL at {address.where}: {words}; see that the server runs "
+            f"no answer from PostgreSQL at {address.where}: {message}; see that the server runs "
             "and is reachable, and that user, password and database are right"
         )
     return StoreUnusable(
-        f"PostgreSQL at {address.where} refused: {words} (SQLSTATE {code}); see the server's log"
+        f"PostgreSQL at {address.where} refused: {message} (SQLSTATE {code}); see the server's log"
     )
 
 
