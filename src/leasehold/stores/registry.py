@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from leasehold.core.lease_rules import Move, break_moment, judge, state_of
+from leasehold.core.lease_rules import Move, break_time, evaluate, state_of
 from leasehold.model import (
     Changes,
     Checkpoint,
@@ -185,7 +185,7 @@ class Ledger:
         if row is None:
             return False
         move = Move.WRITE if self._proves(row, ownership) else Move.WRITE_OTHER
-        return judge(self._state(row, now), move).granted
+        return evaluate(self._state(row, now), move).granted
 
     def _proves(self, row: ResourceRow, ownership: Ownership) -> bool:
         if row.holder != ownership.holder or row.epoch != ownership.epoch:
@@ -408,7 +408,7 @@ class Registry(Ledger):
             if row is None:
                 continue
             move = Move.RELEASE if self._proves(row, ownership) else Move.RELEASE_OTHER
-            granted = judge(self._state(row, now), move).granted
+            granted = evaluate(self._state(row, now), move).granted
             if granted:
                 # What time has ended was not ended by the release that came after.
                 self._settle(row, now, wall)
@@ -428,12 +428,12 @@ class Registry(Ledger):
             return None
         state = self._state(row, now)
         move = Move.BREAK_AFTER if after_s > 0 else Move.BREAK_NOW
-        verdict = judge(state, move)
+        verdict = evaluate(state, move)
         if not verdict.granted or row.holder is None:
             return None
         owner = self._leases[row.holder]
         if verdict.to is State.BREAKING:
-            moment = break_moment(
+            moment = break_time(
                 now=now, after_s=after_s, lease_ends_at=owner.ends_at, break_at=row.break_at
             )
             if moment != row.break_at:
@@ -609,7 +609,7 @@ class Registry(Ledger):
             return False
         mine = row.holder == claimer.lease.holder
         move = Move.ACQUIRE_SAME if mine else Move.ACQUIRE_OTHER
-        verdict = judge(self._state(row, now), move)
+        verdict = evaluate(self._state(row, now), move)
         if not verdict.granted and (mine or not force):
             return False
         self._settle(row, now, wall)
@@ -628,7 +628,7 @@ class Registry(Ledger):
         if row is None:
             return False
         move = Move.CHANGE if self._proves(row, ownership) else Move.CHANGE_OTHER
-        if judge(self._state(row, now), move).granted:
+        if evaluate(self._state(row, now), move).granted:
             if each.note is not None:
                 self.put_note(row, each.note)
             self.end_term(row, EndReason.HANDED_OVER, wall)

@@ -204,8 +204,8 @@ def _runs(numbers: Sequence[int], name: Callable[[int], str]) -> str:
 
 
 def _listed(words: Iterable[str]) -> str:
-    *most, last = words
-    return f"{', '.join(most)} and {last}" if most else last
+    *max_value, last = words
+    return f"{', '.join(max_value)} and {last}" if max_value else last
 
 
 # More than a clock change and an offset together can move a wall time: so far from the moment that
