@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 from bench.report import Row, cost, exactly, rate
-from tests.support.worker_place import TICKING, Place, stop
+from tests.support.worker_cluster import TICKING, WorkerCluster, stop
 
 WORKERS = 3
 _APART = 10  # occurrences between two restarts
@@ -15,12 +15,12 @@ _APART = 10  # occurrences between two restarts
 def rows(*, occurrences: int = 200) -> list[Row]:
     """Doubled and lost occurrences; a worker is replaced about each ten of them."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
-        place = Place(Path(directory))
+        cluster = WorkerCluster(Path(directory))
         try:
-            restarts = _restarts(place, occurrences)
+            restarts = _restarts(cluster, occurrences)
         finally:
-            place.end()
-        ran = place.ticked()
+            cluster.end()
+        ran = cluster.ticked()
     doubled = sum(times - 1 for times in ran.values())
     lost = max(ran) - min(ran) + 1 - len(ran)
     what = f"{WORKERS} workers as processes, {len(ran)} occurrences of a job each second"
@@ -31,16 +31,16 @@ def rows(*, occurrences: int = 200) -> list[Row]:
     ]
 
 
-def _restarts(place: Place, occurrences: int) -> int:
-    workers = [place.start(*TICKING, place.url) for _ in range(WORKERS)]
-    place.await_lines("ready", WORKERS)
+def _restarts(cluster: WorkerCluster, occurrences: int) -> int:
+    workers = [cluster.start(*TICKING, cluster.url) for _ in range(WORKERS)]
+    cluster.await_lines("ready", WORKERS)
     restarts = 0
-    while (done := len(place.lines("tick"))) < occurrences:
-        place.await_lines("tick", min(done + _APART, occurrences))
-        workers.append(place.start(*TICKING, place.url))
+    while (done := len(cluster.lines("tick"))) < occurrences:
+        cluster.await_lines("tick", min(done + _APART, occurrences))
+        workers.append(cluster.start(*TICKING, cluster.url))
         stop(workers.pop(0))
         restarts += 1
-        place.await_lines("ready", WORKERS + restarts)
+        cluster.await_lines("ready", WORKERS + restarts)
     for each in workers:
         stop(each)
     return restarts

@@ -1,7 +1,7 @@
-"""Time, randomness and ids, handed in: the only module that takes them from the machine.
+"""Time, randomness and ids: the only module that takes them from the machine.
 
 Everything else receives a ``Clock`` (and a ``random.Random``), so that the same code runs in
-production and in the simulator, and a failing run can be repeated to the letter.
+production and in the simulator, and a failing run can be repeated exactly.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# CLOCK_MONOTONIC stands still while a Linux machine is suspended; a lease does not.
+# CLOCK_MONOTONIC stops while a Linux machine is suspended; a lease does not.
 _BOOTTIME = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _SUFFIX_BYTES = 4
@@ -31,27 +31,27 @@ _TOKEN_BYTES = 16
 
 
 class Clock(Protocol):
-    """What a holder may know of time.
+    """The clock of a holder.
 
-    ``boottime_s`` never goes back and goes on while the machine sleeps. It is comparable only
-    within one machine since its last start. ``utc_now`` is for people; no decision rests on it.
+    ``boottime_s`` never goes back and continues while the machine is suspended. It is comparable
+    only within one machine since its last start. ``utc_now`` is for display; no decision uses it.
     """
 
     @property
     def slice_s(self) -> float:
-        """The longest wait after which the clock should be looked at again.
+        """The longest wait after which the clock should be read again.
 
-        The timers behind ``sleep`` and ``bounded`` may stand still while the machine is suspended,
-        though ``boottime_s`` does not.
+        The timers behind ``sleep`` and ``bounded`` may stop while the machine is suspended;
+        ``boottime_s`` does not.
         """
         ...
 
     def boottime_s(self) -> float:
-        """Seconds since some fixed moment, suspend included."""
+        """Return the seconds since some fixed time, suspend included."""
         ...
 
     def utc_now(self) -> datetime:
-        """The wall clock, for display and history only."""
+        """Return the wall clock, for display and history only."""
         ...
 
     async def sleep(self, seconds: float) -> None:
@@ -62,7 +62,7 @@ class Clock(Protocol):
         """Await ``answer`` for ``seconds`` at most.
 
         Raises:
-            TimeoutError: it did not come. Whether it took effect is then unknown.
+            TimeoutError: no answer in time. Whether the call took effect is unknown.
         """
         ...
 
@@ -73,11 +73,11 @@ class SystemClock:
     slice_s = 0.25
 
     def boottime_s(self) -> float:
-        """CLOCK_BOOTTIME."""
+        """Return CLOCK_BOOTTIME."""
         return time.clock_gettime(_BOOTTIME)
 
     def utc_now(self) -> datetime:
-        """The machine's wall clock in UTC."""
+        """Return the machine's wall clock in UTC."""
         return datetime.now(UTC)
 
     async def sleep(self, seconds: float) -> None:
@@ -91,8 +91,8 @@ class SystemClock:
                 return await answer
             except asyncio.CancelledError:
                 # ``asyncio.gather`` forgets whose cancellation it passes on, if one of its tasks
-                # has ended by itself; then no limit would know it for its own, and it would end
-                # the whole task. Whoever did cancel does so again.
+                # has ended on its own; then no scope would recognise it as its own, and it would
+                # end the whole task. The scope that did cancel does so again.
                 if anyio.current_effective_deadline() == -math.inf:
                     await anyio.sleep_forever()
                 raise
@@ -102,26 +102,26 @@ def boot_id() -> str:
     """Name this start of this machine; leases from another boot have ended.
 
     Raises:
-        OSError: the machine does not tell (not Linux).
+        OSError: the machine has no boot id (not Linux).
     """
     return _BOOT_ID.read_text(encoding="ascii").strip()
 
 
 def host_name() -> str:
-    """The machine's short name, for people."""
+    """Return the machine's short name, for display."""
     return socket.gethostname().split(".", maxsplit=1)[0] or "host"
 
 
 def system_random() -> random.Random:
-    """A generator seeded from the machine, for jitter and for strategies that draw lots."""
+    """Return a generator seeded from the machine, for jitter and randomised strategies."""
     return random.Random(secrets.randbits(64))
 
 
 def new_token() -> str:
-    """A lease token: unguessable, new for each grant."""
+    """Return a lease token: unguessable, new for each grant."""
     return secrets.token_hex(_TOKEN_BYTES)
 
 
 def new_suffix() -> str:
-    """The last part of a holder id, which makes each incarnation a new holder."""
+    """Return the last part of a holder id, which makes each incarnation a new holder."""
     return secrets.token_hex(_SUFFIX_BYTES)

@@ -1,4 +1,4 @@
-"""Everything that can go wrong, as one tree.
+"""All errors of Leasehold, as one tree.
 
 ::
 
@@ -19,7 +19,7 @@
     ├── JobHeld                   somebody else has the job: who, since when, until when
     ├── JobDone                   the run of this occurrence is over
     ├── RecoveryInProgress        the file is being recovered by somebody else
-    ├── TailUncertain             recovery can not tell the file's end without losing something
+    ├── TailUncertain             recovery cannot tell the file's end without losing something
     ├── VolumeUnusable            a volume, or all of them: gone, foreign, read-only, full, broken
     ├── DataDamaged               bytes that do not have the checksum they were written with
     ├── BufferFull                more was sent than may wait, and nothing could be stored in time
@@ -34,7 +34,7 @@
     ├── SinkChanged               a sink that is not as the pipeline left it
     └── StoreError                the store, not you
         ├── StoreUnavailable      no answer in time: what was asked may or may not have happened
-        └── StoreUnusable         it answers, and can not serve: read-only, full, damaged, too new
+        └── StoreUnusable         it answers, and cannot serve: read-only, full, damaged, too new
 
 Failing to *get* something is never an error: it is an answer (an empty list, ``None``).
 Each class has its page in ``docs/errors.md``: what happened, why, and what to do next.
@@ -52,11 +52,11 @@ class UsageError(LeaseholdError, ValueError):
 
 
 class InvalidName(UsageError):
-    """A name is empty, too long, or has characters that can not be shown."""
+    """A name is empty, too long, or has characters that cannot be shown."""
 
 
 class InvalidDuration(UsageError):
-    """A duration lies outside the allowed range; the message names the range."""
+    """A duration is outside the allowed range; the message names the range."""
 
 
 class InvalidOptions(UsageError):
@@ -68,18 +68,17 @@ class InvalidUrl(UsageError):
 
 
 class InvalidSchedule(UsageError):
-    """A text that is no schedule, or one that never happens; the message names the field."""
+    """The text is not a valid schedule, or never happens; the message names the field."""
 
 
 class BeyondEnd(UsageError):
-    """The position lies beyond the next event of the partition: it has never been that long.
+    """The position is beyond the next event of the partition.
 
     Attributes:
         end: the sequence number of the event that comes next into it.
     """
 
     def __init__(self, message: str, *, end: int) -> None:
-        """Keep where reading could go on, beside the words for people."""
         super().__init__(message)
         self.end = end
 
@@ -101,7 +100,7 @@ class FileExists(LeaseholdError, FileExistsError):
 
 
 class FileHeld(LeaseholdError):
-    """Somebody else is writing this file; nothing was changed.
+    """Another process is writing this file; nothing was changed.
 
     Attributes:
         path: the file.
@@ -125,7 +124,6 @@ class FileHeld(LeaseholdError):
         retry_after_s: float,
         address: str = "",
     ) -> None:
-        """Keep what a caller needs in order to decide, beside the words for people."""
         super().__init__(message)
         self.path = path
         self.holder = holder
@@ -137,7 +135,7 @@ class FileHeld(LeaseholdError):
 
 
 class JobHeld(LeaseholdError, TimeoutError):
-    """Somebody else has the job, and the time to wait for it is over.
+    """Another process has the job, and the time to wait for it is over.
 
     Attributes:
         holder: who has it.
@@ -146,7 +144,6 @@ class JobHeld(LeaseholdError, TimeoutError):
     """
 
     def __init__(self, message: str, *, holder: str, epoch: int, ends_in_s: float) -> None:
-        """Keep who has it, beside the words for people."""
         super().__init__(message)
         self.holder = holder
         self.epoch = epoch
@@ -162,14 +159,13 @@ class JobDone(LeaseholdError):
     """
 
     def __init__(self, message: str, *, occurrence: str, holder: str = "") -> None:
-        """Keep which run it is, beside the words for people."""
         super().__init__(message)
         self.occurrence = occurrence
         self.holder = holder
 
 
 class RecoveryInProgress(LeaseholdError):
-    """The file is being recovered by somebody else, or was and the next attempt is not due.
+    """Another process is recovering the file, or did, and the next attempt is not due.
 
     Attributes:
         path: the file.
@@ -178,7 +174,6 @@ class RecoveryInProgress(LeaseholdError):
     """
 
     def __init__(self, message: str, *, path: str, attempt: int, retry_after_s: float) -> None:
-        """Keep what a caller needs in order to decide, beside the words for people."""
         super().__init__(message)
         self.path = path
         self.attempt = attempt
@@ -186,14 +181,14 @@ class RecoveryInProgress(LeaseholdError):
 
 
 class TailUncertain(LeaseholdError):
-    """Recovery can not tell where the file ends: volumes are missing, or their copies damaged.
+    """Recovery cannot tell where the file ends: volumes are missing, or their copies damaged.
 
-    Nothing was dropped. It succeeds by itself when the volumes are back.
+    Nothing was dropped. It succeeds when the volumes are back.
     """
 
 
 class VolumeUnusable(LeaseholdError):
-    """A volume can not serve: gone, of another namespace, read-only, full, or broken."""
+    """A volume cannot serve: gone, of another namespace, read-only, full, or broken."""
 
 
 class DataDamaged(LeaseholdError):
@@ -205,14 +200,13 @@ class BufferFull(LeaseholdError):
 
 
 class Trimmed(LeaseholdError, LookupError):
-    """The position lies before the first event that is kept: retention has removed it.
+    """The position is before the first event that is kept: retention has removed it.
 
     Attributes:
         earliest: the sequence number of the first event that is kept.
     """
 
     def __init__(self, message: str, *, earliest: int) -> None:
-        """Keep where reading could go on, beside the words for people."""
         super().__init__(message)
         self.earliest = earliest
 
@@ -237,7 +231,6 @@ class LeaseLost(LeaseholdError):
         reason: str = "unknown",
         now_held_by: str | None = None,
     ) -> None:
-        """Keep what a caller needs in order to decide, beside the words for people."""
         super().__init__(message)
         self.key = key
         self.epoch = epoch
@@ -272,7 +265,7 @@ class StoreUnavailable(StoreError):
 
 
 class StoreUnusable(StoreError):
-    """The store answers and can not serve: read-only, full, damaged, or of a newer version."""
+    """The store answers and cannot serve: read-only, full, damaged, or of a newer version."""
 
 
 class HandlerTimeout(LeaseholdError, TimeoutError):
@@ -284,7 +277,7 @@ class PositionLost(LeaseholdError):
 
 
 class SinkUnfit(UsageError):
-    """The rows do not fit the sink, or its place can not be one. Nothing was written."""
+    """The rows do not fit the sink, or its place cannot be one. Nothing was written."""
 
 
 class SinkChanged(LeaseholdError):
@@ -299,6 +292,5 @@ class BatchFailed(LeaseholdError):
     """
 
     def __init__(self, message: str, *, ranges: tuple[str, ...] = ()) -> None:
-        """Keep the ranges beside the words for people."""
         super().__init__(message)
         self.ranges = ranges

@@ -1,21 +1,21 @@
-"""The records everything else speaks of: frozen, comparable, without I/O.
+"""The records that all modules share: frozen, comparable, without I/O.
 
-==============  ===========================================================================
-record          meaning
-==============  ===========================================================================
-``Lease``       a holder's right to be believed alive; one lease covers all that it owns
-``Resource``    a key as anybody sees it: its epoch, its owner, what is under way
-``Ownership``   a key as its owner holds it: the proof that goes with every write
-``KeyClaim``      a key somebody would like, with the epoch it was seen at
-``MemberRecord``        a member as the others see it
-``Changes``     the answer to a renewal: what changed since the version I knew
-``Checkpoint``  a position in a partition, written under an ownership
-``Term``        one ownership from start to end, with the reason of the end: the history
-``Note``        what an owner says of its term, written under the ownership
-==============  ===========================================================================
+================  =========================================================================
+record            meaning
+================  =========================================================================
+``Lease``         a holder is alive while its lease lasts; one lease covers all that it owns
+``Resource``      a key as any process sees it: its epoch, its owner, pending requests
+``Ownership``     a key as its owner holds it: the proof that goes with every write
+``KeyClaim``      a key to claim, with the epoch at which it was seen
+``MemberRecord``  a member as the others see it
+``Changes``       the answer to a renewal: what changed since the known version
+``Checkpoint``    a position in a partition, written under an ownership
+``Term``          one ownership from start to end, with the reason of the end: the history
+``Note``          an owner's note on its term, written under the ownership
+================  =========================================================================
 
 An **epoch** rises by one at every change of owner and is never reset. A **version** is the
-store's own counter of changes; it orders what watchers see and means nothing to users.
+store's own counter of changes; it orders what members see and has no other meaning.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _LONGEST_SHOWN = 80
 
 
 class State(Enum):
-    """What a resource is, by the store's clock (L1)."""
+    """The state of a resource, by the store's clock (L1)."""
 
     AVAILABLE = "available"
     LEASED = "leased"
@@ -59,10 +59,10 @@ class EndReason(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberInfo:
-    """What a member tells the others about itself.
+    """What a member publishes about itself.
 
-    ``weight`` scales its share, ``most`` caps the number of keys it takes, ``draining`` means
-    that it gives everything away, ``loads`` are the loads it measured on the keys it owns.
+    ``weight`` scales its share, ``most`` limits the number of keys it takes, ``draining`` means
+    that it hands all its keys over, ``loads`` are the loads it measured on the keys it owns.
     """
 
     host: str = ""
@@ -75,7 +75,7 @@ class MemberInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """A granted lease. Whoever shows ``token`` acts for ``holder``; it is never printed."""
+    """A granted lease. A caller with ``token`` acts for ``holder``; it is never printed."""
 
     holder: str
     token: str = field(repr=False)
@@ -85,12 +85,12 @@ class Lease:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resource:
-    """A key as the store knows it; without the token, so it may be shown to anybody.
+    """A key as the store knows it; without the token, so it may be shown to any process.
 
-    ``handed_to`` is the holder a free key is kept for, until it claims it or its time is over.
-    ``asked_by`` is the holder that would like to have it. ``breaking_s`` is the time until a
-    break takes effect, by the store's clock at the moment of the answer. A ``forgotten`` key is
-    shared out no more; only its epoch is kept.
+    ``handed_to`` is the holder that a free key is reserved for, until it claims it or the limit is
+    over. ``asked_by`` is the holder that asked for it. ``breaking_s`` is the time until a break
+    takes effect, by the store's clock at the time of the answer. A ``forgotten`` key is no longer
+    assigned; only its epoch is kept.
     """
 
     key: str
@@ -106,7 +106,7 @@ class Resource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ownership:
-    """The proof of owning ``key`` in ``epoch``; every write that matters carries it."""
+    """The proof of owning ``key`` in ``epoch``; fenced writes carry it."""
 
     key: str
     epoch: int
@@ -116,12 +116,12 @@ class Ownership:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyClaim:
-    """A key to claim, and the epoch at which it was seen: claimed only if that still stands.
+    """A key to claim, and the epoch at which it was seen: claimed only if that is unchanged.
 
-    ``note`` is what the term begins with.
+    ``note`` is the note at the start of the term.
 
     Raises:
-        UsageError: the note is no text that every store can keep, as ``Note`` says.
+        UsageError: the note is not a valid ``Note``.
     """
 
     key: str
@@ -129,19 +129,19 @@ class KeyClaim:
     note: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse what some stores would take and others not."""
+        """Check the text: every store must be able to keep it."""
         if self.note != "":  # nearly all have none, and there may be thousands
             _check_note(self.note)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandOver:
-    """An ownership its owner passes on, and the holder that is to have it.
+    """An ownership to hand over, and the holder that gets it.
 
-    ``note`` is what the term ends with; None leaves it as it is.
+    ``note`` is the note at the end of the term; None leaves it unchanged.
 
     Raises:
-        UsageError: the note is no text that every store can keep, as ``Note`` says.
+        UsageError: the note is not a valid ``Note``.
     """
 
     ownership: Ownership
@@ -149,14 +149,14 @@ class HandOver:
     note: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what some stores would take and others not."""
+        """Check the text: every store must be able to keep it."""
         if self.note is not None:
             _check_note(self.note)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberRecord:
-    """A member as the others see it. ``alive`` is the store's word, not a guess by clock.
+    """A member as the others see it. ``alive`` is decided by the store, not by a local clock.
 
     ``duration_s`` is the length of its lease, so it renewed ``duration_s - remaining_s`` ago.
     ``leave_requested`` means that an operator has asked it to leave.
@@ -176,8 +176,8 @@ class MemberRecord:
 class Term:
     """One ownership from its start to its end; ``ended_at`` is None while it lasts.
 
-    ``note`` is what its holder said of it last; empty if it said nothing. A reset of the
-    checkpoint is a term too, of no length: its holder is ``operator``.
+    ``note`` is the last note of its holder; empty if there is none. A reset of the checkpoint is a
+    term too, without duration: its holder is ``operator``.
     """
 
     key: str
@@ -191,10 +191,10 @@ class Term:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
-    """What an owner says of its term, with the ownership that allows it.
+    """An owner's note on its term, with the ownership that allows it.
 
     Raises:
-        UsageError: it is no text that every store can keep: at most 1,024 characters, without
+        UsageError: it is not text that every store can keep: at most 1,024 characters, without
             NUL and lone surrogates.
     """
 
@@ -202,21 +202,21 @@ class Note:
     text: str
 
     def __post_init__(self) -> None:
-        """Refuse what some stores would take and others not."""
+        """Check the text: every store must be able to keep it."""
         _check_note(self.text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
-    """The answer to a renewal; all lists are empty in a quiet group.
+    """The answer to a renewal; all lists are empty if nothing changed.
 
-    ``version`` is to be given as ``since`` next time. ``resources`` and ``members`` are those of
+    ``version`` is the ``since`` of the next renewal. ``resources`` and ``members`` are those of
     the watched group (and the caller's own) that changed; ``ended`` are the caller's own terms
     that ended, with the reason.
 
-    ``next_end_s`` is how long it is, by the store's clock at the moment of the answer, until time
-    next ends something in the watched group: the lease of somebody else, if it is not renewed, a
-    break, or the time a key is kept for a receiver. None: there is nothing that could end.
+    ``next_end_s`` is the time, by the store's clock at the time of the answer, until something in
+    the watched group can end: the lease of another holder, if it is not renewed, a break, or the
+    limit of a hand-over. None: nothing can end.
     """
 
     version: int
@@ -228,19 +228,19 @@ class Changes:
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Position:
-    """A place in a partition. Positions are ordered by ``sequence_number`` alone.
+    """A position in a partition. Positions are ordered by ``sequence_number`` alone.
 
-    -1 is the place before the first event.
+    -1 is the position before the first event.
 
     Raises:
-        UsageError: the sequence number is no whole number from -1 up.
+        UsageError: the sequence number is not a whole number from -1 up.
     """
 
     sequence_number: int
     offset: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
-        """Refuse what could not be compared with other positions later."""
+        """Check that it can be compared with other positions."""
         number: object = self.sequence_number
         if not isinstance(number, int) or isinstance(number, bool) or number < -1:
             raise UsageError(f"sequence_number must be a whole number from -1 up, not {number!r}")
@@ -266,15 +266,15 @@ class CheckpointWrite:
     """A checkpoint to be written, with the ownership that allows it.
 
     Raises:
-        UsageError: the position is no ``Position``, or its offset is no text that every store can
-            keep: at most 1,024 characters, without NUL and lone surrogates.
+        UsageError: the position is not a ``Position``, or its offset is not text that every store
+            can keep: at most 1,024 characters, without NUL and lone surrogates.
     """
 
     ownership: Ownership
     position: Position
 
     def __post_init__(self) -> None:
-        """Refuse what some stores would take and others not."""
+        """Check the text: every store must be able to keep it."""
         position: object = self.position
         if not isinstance(position, Position):
             raise UsageError(f"a position is Position(sequence_number=…), not {position!r}")

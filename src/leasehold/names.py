@@ -1,8 +1,8 @@
-"""Names and keys: what may be in them, and how they are put together.
+"""Names and keys: which are valid, and how keys are made.
 
 A key is ``partition/<stream>/<group>/<id>``, ``job/<name>`` or ``file/<path>``; each part is
-percent-quoted, so that a slash inside a part can never make two keys alike. All before the last
-slash is the **group**: the keys that are shared out together.
+percent-quoted, so that a slash inside a part can never make two keys equal. Everything before the
+last slash is the **group**: the keys that are assigned together.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from urllib.parse import quote, unquote
 
 from leasehold.errors import InvalidDuration, InvalidName
 
-PARTITION = "partition"  # what the groups of all streams begin with
+PARTITION = "partition"  # the first part of the groups of all streams
 LONGEST_NAME = 256
 LONGEST_KEY = 1024
 _SAFE = "$@=+:,~!*'()"
@@ -23,10 +23,10 @@ _LONGEST_SHOWN = 80
 
 
 def check_name(name: object, *, what: str) -> str:
-    """Return ``name`` as it is.
+    """Return ``name`` unchanged.
 
     Raises:
-        InvalidName: it is empty, too long, or holds something that can not be printed.
+        InvalidName: it is empty, too long, or has characters that cannot be printed.
     """
     if not isinstance(name, str):
         raise InvalidName(f"{what} must be text, not {name!r}: write {str(name)!r}")
@@ -45,10 +45,10 @@ def check_name(name: object, *, what: str) -> str:
 
 
 def check_key(key: object) -> str:
-    """Return ``key`` as it is.
+    """Return ``key`` unchanged.
 
     Raises:
-        InvalidName: it is no key: no slash, an empty part, too long, or not printable.
+        InvalidName: it is not a valid key: no slash, an empty part, too long, or not printable.
     """
     if not isinstance(key, str) or "/" not in key or not _is_path(key):
         raise InvalidName(
@@ -59,7 +59,7 @@ def check_key(key: object) -> str:
 
 
 def check_group(group: str) -> str:
-    """Return ``group`` as it is: one or more parts of a key.
+    """Return ``group`` unchanged: one or more parts of a key.
 
     Raises:
         InvalidName: it could not be the first part of a key.
@@ -73,57 +73,57 @@ def check_group(group: str) -> str:
 
 
 def partition_group(stream: str, group: str) -> str:
-    """The group of all partitions of ``stream`` for the consumers called ``group``."""
+    """Return the group of all partitions of ``stream`` for the consumers called ``group``."""
     stream = _quoted(check_name(stream, what="stream"))
     return f"{PARTITION}/{stream}/{_quoted(check_name(group, what='group'))}"
 
 
 def partition_key(stream: str, group: str, partition_id: str) -> str:
-    """The key of one partition of ``stream`` for one group of consumers.
+    """Return the key of one partition of ``stream`` for one group of consumers.
 
     Raises:
-        InvalidName: a part is no name, or all of them together, quoted, are too long for a key.
+        InvalidName: a part is not a valid name, or the key is too long when quoted.
     """
     partition = _quoted(check_name(partition_id, what="partition"))
     return check_key(f"{partition_group(stream, group)}/{partition}")
 
 
 def job_key(name: str) -> str:
-    """The key of a job.
+    """Return the key of a job.
 
     Raises:
-        InvalidName: it is no name, or too long when it is quoted.
+        InvalidName: it is not a valid name, or too long when quoted.
     """
     return check_key(f"job/{_quoted(check_name(name, what='job'))}")
 
 
 def group_of(key: str) -> str:
-    """The group a key belongs to: all before its last slash."""
+    """Return the group of a key: everything before its last slash."""
     return key.rpartition("/")[0]
 
 
 def last_part(key: str) -> str:
-    """The partition id or job name inside a key, as the user wrote it."""
+    """Return the partition id or job name inside a key, as the user wrote it."""
     return unquote(key.rpartition("/")[2])
 
 
 def in_order(partition: str) -> tuple[bool, int, str]:
-    """The order of partitions for people: numbers as numbers, then all other names."""
+    """Return the sort key of a partition: numbers as numbers, then all other names."""
     is_number = partition.isascii() and partition.isdigit()
     return (not is_number, int(partition) if is_number else 0, partition)
 
 
 def holder_id(name: str, *, host: str, suffix: str) -> str:
-    """A readable id, unique per incarnation through ``suffix``: ``name-host-xxxxxxxx``."""
+    """Return a readable id, unique per incarnation by ``suffix``: ``name-host-xxxxxxxx``."""
     check_name(name, what="holder name")
     return f"{_id_part(name)}-{_id_part(host)}-{suffix}"
 
 
 def seconds_of(duration: object, *, what: str, min_s: float, max_s: float) -> float:
-    """The duration in seconds.
+    """Return the duration in seconds.
 
     Raises:
-        InvalidDuration: it lies outside ``min_s`` to ``max_s``, which the message names.
+        InvalidDuration: it is outside ``min_s`` to ``max_s``, which the message names.
     """
     if not isinstance(duration, timedelta):
         raise InvalidDuration(
@@ -147,7 +147,7 @@ def _short(text: object) -> str:
 
 
 def _quoted(part: str) -> str:
-    # A dot alone would be a path step to a file system or a URL: quote what begins with one.
+    # A single dot would be a path step in a file system or a URL: quote a leading dot.
     text = quote(part, safe=_SAFE)
     return "%2E" + text[1:] if text.startswith(".") else text
 

@@ -1,22 +1,22 @@
-"""The contracts. A store that passes ``leasehold.testing.contract`` keeps every one of them.
+"""The contract of a store. ``leasehold.testing.contract`` tests all of it.
 
 Guarantees of every method of ``Store``
 ---------------------------------------
-1. **One atomic step**, judged by the store's clock alone. Nobody's wall clock is compared.
-2. **An answer that never came** (``StoreUnavailable``) means *unknown*: the step may have been
-   taken, now or a little later. Every method may therefore be called again with the same
-   arguments, and the second call changes nothing that the first one did.
-3. **A refusal changes nothing.** Not getting something is an answer, not an error.
-4. **Epochs** rise by one at each change of owner and each reset, and never fall: not by release,
-   not when a key is forgotten and declared again, not when the store restarts.
-5. **A dead token stays dead**: a lease that has ended, by time, revocation or break, can not be
-   renewed, and nothing can be claimed or written with it.
-6. **Versions** order all changes of owners and members: what a watcher is told at version *v*
-   includes everything that happened up to *v*.
+1. **One atomic step**, by the store's clock alone. No wall clock is compared.
+2. **A missing answer** (``StoreUnavailable``) means *unknown*: the step may have been taken, or may
+   be taken a little later. Every method may therefore be called again with the same arguments; the
+   second call changes nothing that the first one did.
+3. **A refusal changes nothing.** A key that cannot be claimed is an answer, not an error.
+4. **Epochs** rise by one at each change of owner and each reset, and never decrease: not by
+   release, not when a key is forgotten and declared again, not when the store restarts.
+5. **An ended lease stays ended**: after its expiry, revocation or break it cannot be renewed, and
+   nothing can be claimed or written with it.
+6. **Versions** order all changes of owners and members: an answer at version *v* includes
+   everything that happened up to *v*.
 
-Not guaranteed: that a holder which was robbed (``force=True``) or whose ownership was broken at
-once has already stopped. It learns that at its next renewal. Only writes that carry the epoch to
-a place that checks it are safe from such a holder; ``checkpoint`` is one.
+Not guaranteed: that a holder whose key was stolen (``force=True``) or broken without a delay has
+already stopped. It learns that at its next renewal. Only writes to a target that checks the epoch
+are safe from such a holder; ``checkpoint`` is one.
 """
 
 from __future__ import annotations
@@ -46,37 +46,37 @@ if TYPE_CHECKING:
 
 
 class Store(Protocol):
-    """Where leases, ownerships, checkpoints and their history live."""
+    """Stores leases, ownerships, checkpoints and their history."""
 
     @property
     def url(self) -> str:
-        """What to show people: the store's URL without its secrets."""
+        """The URL of the store, without secrets."""
         ...
 
     async def declare(self, keys: Sequence[str]) -> int:
-        """Make each key known, free, unless it is already; return how many were new.
+        """Declare each key, free, unless it exists; return how many were new.
 
-        Ten hosts declaring the same keys at once is harmless. A key that was forgotten comes
+        Several hosts may declare the same keys at the same time. A key that was forgotten comes
         back with the epoch it had.
 
         Raises:
-            InvalidName: one of them is no key; then none is declared.
+            InvalidName: one of them is not a valid key; then none is declared.
         """
         ...
 
     async def forget(self, keys: Sequence[str]) -> int:
-        """Stop sharing out those of the keys that are free; return how many. Epochs are kept."""
+        """Forget those of the keys that are free; return how many. Epochs are kept."""
         ...
 
     async def grant(
         self, *, holder: str, token: str, group: str, duration: timedelta, info: MemberInfo
     ) -> Lease:
-        """Give ``holder`` a lease and make it a member of ``group`` (may be empty: of none).
+        """Grant ``holder`` a lease and make it a member of ``group`` (empty: of none).
 
-        ``token`` is the caller's own secret, so that a repeated call is the same grant.
+        ``token`` is a secret of the caller, which makes a repeated call the same grant.
 
         Raises:
-            InvalidDuration: outside the store's range, which the message names.
+            InvalidDuration: the duration is outside the store's range, which the message names.
             LeaseLost: this holder's lease has ended, or another token is in use: a new
                 incarnation needs a new holder id.
         """
@@ -85,90 +85,89 @@ class Store(Protocol):
     async def renew(
         self, lease: Lease, *, since: int = 0, info: MemberInfo | None = None
     ) -> Changes:
-        """Extend the lease by its duration from now, and tell what changed since ``since``.
+        """Extend the lease by its duration from now; return what changed since ``since``.
 
-        One round trip and one write, whatever the holder owns. Watches the lease's group: in a
-        quiet group the answer is empty. Leases in the group that ran out, breaks that fell due
-        and hand-overs whose time is over are ended in the same step, so that every watcher
-        learns of them. ``info`` replaces what the others know of this member.
+        One round trip and one write, however much the holder owns. The answer is empty if nothing
+        changed. The same step ends what is overdue in the lease's group: expired leases, due breaks
+        and hand-overs past their limit, so that every member learns of them. ``info`` replaces what
+        other members know of this one; None leaves it unchanged.
 
-        The answer also says when there will next be something to end (``next_end_s``), so that a
-        watcher can look right then: the first end among the leases of the other members, of
-        outsiders that own or owned a key of the group, and of those a key is kept for, the breaks,
-        and the limits of the hand-overs. The caller's own lease does not count. Never negative;
-        None without a group, or if there is nothing of that kind.
+        ``next_end_s`` of the answer is the time until the next lease, break or hand-over limit can
+        end: of other members, of outsiders that own or owned a key of the group, and of the
+        receivers of keys. The caller's own lease does not count. Never negative; None without a
+        group, or if nothing can end.
 
         Raises:
-            LeaseLost: the lease has ended, with the reason; nothing was extended.
+            LeaseLost: the lease has ended; ``reason`` says how. Nothing was extended.
         """
         ...
 
     async def revoke(self, lease: Lease) -> None:
-        """End the lease and release all that it covers. Ending an ended lease is no error."""
+        """End the lease and release all that it covers. Safe to call twice."""
         ...
 
     async def claim(
         self, lease: Lease, wanted: Sequence[KeyClaim], *, force: bool = False
     ) -> Sequence[Ownership]:
-        """Take those of the wanted keys that can be had; return only these.
+        """Claim those of the wanted keys that are free; return only these.
 
-        A key is had if its epoch is still ``seen_epoch`` and it is available, broken or expired,
-        and not kept for somebody else by a hand-over. The epoch rises by one. ``force`` also
-        takes keys that are leased or breaking: the steal; its owner learns at its next renewal.
-        The term begins with the note that is wanted. A key this lease already took from that very
-        epoch is returned again, and its note left as it is.
+        A key is claimed if its epoch is still ``seen_epoch`` and it is available, broken or
+        expired, and not reserved for another holder by a hand-over. The epoch rises by one.
+        ``force`` also steals keys that are leased or breaking; the owner learns that at its next
+        renewal. The term begins with the note of the claim. A key that this lease already claimed
+        from that epoch is returned again, and its note is unchanged.
 
         Raises:
-            LeaseLost: the lease has ended; nothing was taken.
+            LeaseLost: the lease has ended; nothing was claimed.
         """
         ...
 
     async def ask(self, lease: Lease, wanted: KeyClaim) -> bool:
-        """Ask the owner to hand the key over to this holder; say whether the question stands.
+        """Ask the owner to hand the key over to this holder; return whether the request counts.
 
-        The owner finds the question in its next renewal. It ends with the owner's term, or when
-        somebody else asks.
+        The owner finds the request in its next renewal. It ends with the owner's term, or when
+        another holder asks.
 
         Raises:
-            LeaseLost: the asker's own lease has ended.
+            LeaseLost: the lease of this holder has ended.
         """
         ...
 
     async def hand_over(self, hand_overs: Sequence[HandOver], *, limit: timedelta) -> Sequence[str]:
-        """End each ownership and keep its key for one holder; return the keys that were passed.
+        """End each ownership and reserve its key for one holder; return the keys handed over.
 
-        The key is kept until that holder claims it, its lease ends, or ``limit`` is over: then it
-        is available to all. A key that is kept for the caller and was not claimed yet may be
-        passed on in the same way. Handing over again what was handed over is counted as passed.
+        The key is reserved until that holder claims it, its lease ends, or ``limit`` is over; then
+        it is available to all. A key that is reserved for the caller and was not claimed yet may be
+        passed on in the same way. A repeated hand-over counts as handed over.
 
-        A term that this call ends has the note of its hand-over from then on, unless that is None.
-        One that has ended before, or never was the caller's, keeps the note that it has.
+        A term that this call ends gets the note of its hand-over, unless that is None. A term that
+        ended before, or is not the caller's, keeps its note.
         """
         ...
 
     async def release(
         self, ownerships: Sequence[Ownership], *, notes: Mapping[str, str] | None = None
     ) -> Sequence[str]:
-        """Make each key available at once; return those whose ownership is over in this way.
+        """Make each key available; return those whose ownership is over in this way.
 
-        That is: by this call, by an earlier one, or because time was faster (then the history
-        says so). Names the epoch it means: an ownership that has moved on is not touched.
+        That is: by this call, by an earlier one, or by time (the history shows which). A key whose
+        epoch has changed is not touched.
 
-        A term that this call ends has the note that ``notes`` gives for its key, in the same step.
-        One that has ended otherwise, by time too, keeps the note that it has.
+        A term that this call ends gets the note that ``notes`` has for its key, in the same step. A
+        term that ended otherwise keeps its note.
 
         Raises:
-            UsageError: a note is of no key that is to be released, or can not be kept; then
-                nothing is released.
+            UsageError: a note is for a key that is not released in this call, or cannot be stored;
+                then nothing is released.
         """
         ...
 
     async def break_(self, key: str, *, epoch: int, after: timedelta) -> Resource | None:
-        """End the ownership ``epoch`` of ``key`` for its holder, at once or after a while.
+        """End the ownership ``epoch`` of ``key`` forcibly, after ``after``.
 
-        A second break can only shorten the time. With ``after`` of at least the holder's lease
-        duration the holder has stopped before anybody else is let in; with less it may not have.
-        Returns the resource as it is now, or None if that epoch is not held.
+        A second break can only shorten the time. If ``after`` is at least the holder's lease
+        duration, the holder has stopped before another can claim the key; with less it may not
+        have. Return the resource as it is now, or None if that epoch is not held.
 
         Raises:
             UnknownResource: there is no such key.
@@ -179,126 +178,126 @@ class Store(Protocol):
         """Write each position under its ownership; return the refused ones with the reason.
 
         ``FENCED``: the ownership has ended or a newer epoch exists. ``BEHIND``: the stored
-        position is ahead. The same position again is no refusal. Fenced writes are counted.
+        position is ahead. The same position again is not refused. Fenced writes are counted.
         """
         ...
 
     async def annotate(self, notes: Sequence[Note]) -> Sequence[str]:
-        """Replace the note of each term, which its ownership proves; return the refused keys.
+        """Replace the note of each term under its ownership; return the refused keys.
 
-        Refused is what ``checkpoint`` calls ``FENCED``, and it is counted in the same way: the
-        ownership has ended or a newer epoch exists. Of several notes of one term the last to
-        arrive stands. No watcher is told: the note is found in the history.
+        Refused as ``FENCED`` by ``checkpoint``, and counted in the same way: the ownership has
+        ended or a newer epoch exists. The last note to arrive counts. Renewals do not report it:
+        the note is in the history.
         """
         ...
 
     async def request_hand_over(self, key: str, *, epoch: int, to: str) -> bool:
-        """Ask the owner of ``key`` in ``epoch`` to hand it over to ``to``; say whether that stands.
+        """Request that the owner of ``key`` in ``epoch`` hands it to ``to``; False if rejected.
 
-        For operators, who have no lease. The owner finds it in its next renewal, exactly as after
-        ``ask``: ``asked_by`` is ``to``. It does not stand if that epoch is not held, if ``to`` is
-        the owner itself, or if it is no living member of the key's group, or one that is draining
-        or was dismissed.
+        For operators, who have no lease. The owner finds the request in its next renewal, as after
+        ``ask``: ``asked_by`` is ``to``. It is rejected if that epoch is not held, if ``to`` is the
+        owner itself, if it is not a live member of the key's group, or if it is draining or was
+        asked to leave.
 
         Raises:
-            InvalidName: ``key`` is no key, or ``to`` no name of a holder.
-            UsageError: ``epoch`` is no epoch.
+            InvalidName: ``key`` is not a valid key, or ``to`` not a valid holder.
+            UsageError: ``epoch`` is not a valid epoch.
         """
         ...
 
     async def request_leave(self, holder: str) -> bool:
-        """Ask a member to leave in good order; False if there is no such living member.
+        """Request that a member leaves gracefully; False if there is no such live member.
 
-        For operators. It finds its own ``MemberRecord`` with ``leave_requested`` in its next
-        renewal, and so do all others. That lasts as long as its lease. Nothing is taken from it:
-        what it does about it is up to the member. A holder of no group is no member: it would never
-        hear of it.
+        For operators. The member finds its own ``MemberRecord`` with ``leave_requested`` in its
+        next renewal, and so do all others. The request lasts as long as its lease. Nothing is taken
+        from it: the member decides what to do. A holder without a group is not a member: it would
+        never learn of the request.
 
         Raises:
-            InvalidName: that is no name of a holder.
+            InvalidName: ``holder`` is not a valid name.
         """
         ...
 
     async def reset(self, positions: Mapping[str, Position | None]) -> Mapping[str, str]:
-        """Put checkpoints anywhere, also back; None removes one. All of them, or none.
+        """Set checkpoints to any position; None removes one. All of them, or none.
 
-        For operators, and only for keys that nobody owns, by the store's clock. Returns the keys
-        that are owned, with their holder; if there is one, nothing is changed. A key that is kept
-        for a receiver counts as owned by it for as long as that lasts.
+        For operators, and only for keys without an owner, by the store's clock. Return the keys
+        that are owned, with their holder; if there is one, nothing is changed. A key that is
+        reserved for a receiver counts as owned by it for that time.
 
-        Each epoch rises by one, so no write of a former owner and no claim that is under way
-        comes through any more. The history gets a term of that epoch, begun and ended now, with
-        the holder ``operator`` and the reason ``RESET``. A key that was reset to this very
-        position, and that nobody has owned since, is left as it is: the call is a repetition.
+        Each epoch rises by one, so no write of a former owner and no claim in flight succeeds
+        afterwards. The history gets a term of that epoch, started and ended now, with the holder
+        ``operator`` and the reason ``RESET``. A key that was reset to the same position, and that
+        no holder has owned since, is left unchanged: the call is a repetition.
 
         Raises:
             UnknownResource: one of the keys is not declared, or is forgotten.
-            InvalidName: one of the keys is no key.
-            UsageError: one of the positions is none, or is too big or too odd to be kept.
+            InvalidName: one of the keys is not valid.
+            UsageError: one of the positions is not valid, or cannot be stored.
         """
         ...
 
     async def groups(self) -> Sequence[str]:
-        """All groups that have keys which are shared out, sorted. Reads only."""
+        """Return all groups that have declared keys, sorted. Reads only."""
         ...
 
     async def checkpoints(self, group: str) -> Mapping[str, Checkpoint]:
-        """All checkpoints of a group, by key."""
+        """Return all checkpoints of a group, by key."""
         ...
 
     async def resources(self, group: str) -> Mapping[str, Resource]:
-        """All keys of a group as they are now, by key. Reads only."""
+        """Return all keys of a group as they are now, by key. Reads only."""
         ...
 
     async def members(self, group: str) -> Mapping[str, MemberRecord]:
-        """All members of a group whose lease has not ended, by holder. Reads only."""
+        """Return all members of a group whose lease has not ended, by holder. Reads only."""
         ...
 
     async def history(self, key: str, *, limit: int = 10) -> Sequence[Term]:
-        """The last terms of a key with their notes, newest first.
+        """Return the last terms of a key with their notes, newest first.
 
         A store keeps at least the last 100.
         """
         ...
 
     async def fenced_writes(self, group: str) -> int:
-        """How many writes to the keys of this group were refused for an old epoch, ever."""
+        """Return how many writes to the keys of this group were ever refused for an old epoch."""
         ...
 
     async def close(self) -> None:
-        """Give back connections. Leases are left as they are: revoke what should end."""
+        """Close the connections. Leases are not ended: revoke those that should be."""
         ...
 
 
 @runtime_checkable
 class LeaseRange(Protocol):
-    """A store with narrower limits than others for a lease may have this beside ``Store``."""
+    """Optional, beside ``Store``: for a store with narrower limits for a lease than others."""
 
     def check_lease(self, duration: timedelta) -> None:
-        """Return if such a lease can be had. Asks nobody.
+        """Check the duration of a lease, without a call to the store.
 
         Raises:
-            InvalidDuration: it can not; the message names what can.
+            InvalidDuration: it is not supported; the message names the range.
         """
         ...
 
 
 class KeyHandler(Protocol):
-    """Does the work on what a member owns. All methods return at once.
+    """Does the work on the keys that a member owns. No method may block.
 
-    The member tells its keeper about every change exactly once: ``opened``, then at the end
-    either ``closed`` (the ownership is gone, the work must have stopped) or first ``drain`` (stop
-    in good order) and, after the keeper called ``Member.drained``, ``closed``.
+    The member reports every change exactly once: ``opened``, then at the end either ``closed`` (the
+    ownership has ended, the work must have stopped) or first ``drain`` (stop gracefully) and, after
+    the handler called ``Member.drained``, ``closed``.
     """
 
     def opened(self, ownership: Ownership) -> None:
-        """The key is ours: begin."""
+        """Start the work: the key is owned."""
         ...
 
     def drain(self, ownership: Ownership) -> bool:
-        """Stop in good order; True if it has stopped, else ``Member.drained`` is called later."""
+        """Stop gracefully; True if it has stopped, else ``Member.drained`` is called later."""
         ...
 
     def closed(self, ownership: Ownership, reason: str) -> None:
-        """The key is not ours any more: whatever still runs must end now."""
+        """Stop all work now: the key is no longer owned."""
         ...

@@ -37,7 +37,7 @@ from itertools import count
 from pathlib import Path
 from typing import IO, Literal
 
-from tests.support import kinds, run_place
+from tests.support import kinds, run_directory
 
 from leasehold.clock import SystemClock, new_suffix
 
@@ -157,7 +157,7 @@ def shared_azurite_with_tokens() -> Azurite:
 @cache
 def _shared(kind: Literal["blobs", "tokens"]) -> tuple[int, Path]:
     """Join the users of the one that is there, or start one: its port, and its directory."""
-    place = run_place.shared() / f".azurite-{kind}"
+    place = run_directory.shared() / f".azurite-{kind}"
     pipe, about = place / "users", place / "about"
     installed()
     with _locked(place.with_suffix(".lock")):

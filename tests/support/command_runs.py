@@ -44,11 +44,11 @@ class ByClock:
 
 @contextmanager
 def belled() -> Iterator[SignalQueue]:
-    bell = SignalQueue()
+    signals = SignalQueue()
     try:
-        yield bell
+        yield signals
     finally:
-        bell.close()
+        signals.close()
 
 
 @dataclass(kw_only=True)
@@ -56,9 +56,9 @@ class Under:
     """A command that runs in a thread, under a tenure."""
 
     command: list[str]
-    tenure: ByClock
-    limits: CommandTimeouts
-    bell: SignalQueue
+    handle: ByClock
+    timeouts: CommandTimeouts
+    signals: SignalQueue
     pids: list[int] = field(default_factory=list)
     ended: CommandEnd | None = None
     running: CommandRun = field(init=False)
@@ -67,10 +67,10 @@ class Under:
     def __post_init__(self) -> None:
         self.running = CommandRun(
             self.command,
-            tenure=self.tenure,
+            handle=self.handle,
             environment=dict(os.environ),
-            limits=self.limits,
-            bell=self.bell,
+            timeouts=self.timeouts,
+            signals=self.signals,
             clock=CLOCK,
             on_started=self.pids.append,
         )
@@ -82,7 +82,7 @@ class Under:
 
     def signalled(self, number: int) -> None:
         """As if this process had been sent it."""
-        self.bell._hear(number, None)
+        self.signals._on_signal(number, None)
 
     def end(self, *, within_s: float = 100.0) -> CommandEnd:
         self._thread.join(within_s)

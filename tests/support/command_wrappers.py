@@ -22,7 +22,7 @@ from leasehold.jobs.command.command_run import CommandTimeouts
 from leasehold.jobs.command.exit_status import CommandPlan, ExitStatus
 from leasehold.jobs.command.one_shot import Wrapper
 from leasehold.jobs.command.signal_queue import SignalQueue
-from leasehold.jobs.run_log import RunEntry, entries
+from leasehold.jobs.run_log import RunLogEntry, log_entries
 from leasehold.names import job_key
 from leasehold.stores import open_store
 
@@ -37,11 +37,11 @@ SHORT_S = 4.0
 BRISK_S = 6.0
 
 
-def limits_of(lease_s: float) -> CommandTimeouts:
-    return CommandTimeouts(lease_s=lease_s, belief_s=lease_s / 5, grace_s=15.0)
+def timeouts_of(lease_s: float) -> CommandTimeouts:
+    return CommandTimeouts(lease_s=lease_s, stop_margin_s=lease_s / 5, stop_timeout_s=15.0)
 
 
-LIMITS = limits_of(LEASE_S)
+TIMEOUTS = timeouts_of(LEASE_S)
 
 
 def plan(url: str, *command: str, lease_s: float = LEASE_S, **rest: Any) -> CommandPlan:
@@ -50,7 +50,7 @@ def plan(url: str, *command: str, lease_s: float = LEASE_S, **rest: Any) -> Comm
         "command": command,
         "store": url,
         "lease": timedelta(seconds=lease_s),
-        "limits": limits_of(lease_s),
+        "timeouts": timeouts_of(lease_s),
         **rest,
     }
     return CommandPlan(**given)
@@ -61,9 +61,9 @@ class Threaded:
     """A wrapper in a thread. ``signalled`` is what its process would be sent."""
 
     plan: CommandPlan
-    bell: SignalQueue = field(default_factory=SignalQueue)
+    signals: SignalQueue = field(default_factory=SignalQueue)
     said: list[str] = field(default_factory=list)
-    verdict: ExitStatus | None = None
+    status: ExitStatus | None = None
     _thread: threading.Thread = field(init=False)
 
     def __post_init__(self) -> None:
@@ -72,41 +72,45 @@ class Threaded:
 
     def _live(self) -> None:
         wrapper = Wrapper(
-            self.plan, bell=self.bell, clock=CLOCK, rng=random.Random(1), say=self.said.append
+            self.plan,
+            signals=self.signals,
+            clock=CLOCK,
+            rng=random.Random(1),
+            echo=self.said.append,
         )
-        self.verdict = wrapper.run()
+        self.status = wrapper.run()
 
     def signalled(self, number: int) -> None:
-        self.bell._hear(number, None)
+        self.signals._on_signal(number, None)
 
     def end(self, *, within_s: float = 100.0) -> ExitStatus:
         self._thread.join(within_s)
-        assert self.verdict is not None, f"it does not end: {self.said}"
-        return self.verdict
+        assert self.status is not None, f"it does not end: {self.said}"
+        return self.status
 
 
 def once(url: str, *command: str, lease_s: float = LEASE_S, **rest: Any) -> ExitStatus:
     """Run one to its end."""
-    bell = SignalQueue()
+    signals = SignalQueue()
     try:
         wrapper = Wrapper(
             plan(url, *command, lease_s=lease_s, **rest),
-            bell=bell,
+            signals=signals,
             clock=CLOCK,
             rng=random.Random(1),
-            say=lambda _words: None,
+            echo=lambda _words: None,
         )
         return wrapper.run()
     finally:
-        bell.close()
+        signals.close()
 
 
-def log_of(url: str, job: str = JOB) -> list[RunEntry]:
+def log_of(url: str, job: str = JOB) -> list[RunLogEntry]:
     """The reservation log, newest first."""
 
-    async def read() -> list[RunEntry]:
+    async def read() -> list[RunLogEntry]:
         async with open_store(url) as store:
-            return entries(await store.history(job_key(job)))
+            return log_entries(await store.history(job_key(job)))
 
     return anyio.run(read)
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support import run_place
+from tests.support import run_directory
 
 from leasehold.clock import SystemClock
 
@@ -36,7 +36,7 @@ class LeakCheck:
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
-        self._place = Path(tempfile.mkdtemp(prefix="t", dir=run_place.begun()))
+        self._place = Path(tempfile.mkdtemp(prefix="t", dir=run_directory.begun()))
         os.environ["TMPDIR"] = tempfile.tempdir = str(self._place)
         self._by: dict[str, str] = dict.fromkeys(self._look(), "")
 
@@ -78,7 +78,7 @@ class LeakReport:
 
     def __init__(self) -> None:
         self.found: list[str] = []
-        self.place = run_place.begin()
+        self.place = run_directory.begin()
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
@@ -88,7 +88,7 @@ class LeakReport:
     def pytest_sessionfinish(self, session: pytest.Session) -> Any:
         result = yield
         self.found += _processes()
-        left = [each.name for each in run_place.shared().iterdir()]
+        left = [each.name for each in run_directory.shared().iterdir()]
         self.found += [f"shared {each}" for each in left if not each.startswith(".")]
         if self.found and not session.exitstatus:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
@@ -125,7 +125,7 @@ def _living() -> Iterator[tuple[int, str]]:
             by = [x.partition("=")[2] for x in env if x.startswith("PYTEST_CURRENT_TEST=")]
             words = (each / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:100]
             # Without a test it is a worker of xdist, without words it is just ending.
-            if by and words and run_place.belongs(env):
+            if by and words and run_directory.belongs(env):
                 yield int(each.name), f"process {words}: {by[0]}"
 
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import psycopg
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
-from tests.support import kinds, run_place
+from tests.support import kinds, run_directory
 from tests.support.postgres_server import Server
 
 from leasehold.stores.postgres.migrations import migrations, queries
@@ -165,7 +165,7 @@ class _Shared:
     """
 
     def __init__(self) -> None:
-        place = run_place.begun()
+        place = run_directory.begun()
         self.server: Server | None = None
         self.template = re.sub(r"\W", "_", f"{place.name}_template")
         self._users = (place / "pg-users").open("wb")
@@ -180,7 +180,7 @@ class _Shared:
         atexit.register(self._leave)
 
     def _started(self) -> str:
-        self.server = Server(run_place.shared() / ".pg")
+        self.server = Server(run_directory.shared() / ".pg")
         self.server.ensure_running()
         return self.server.get_uri()
 

@@ -32,9 +32,9 @@ class Jobs:
     def run(self, step: Callable[[Store], Awaitable[T]]) -> T:
         return self.portal.call(step, self.store)
 
-    def join(self, holder: str, *jobs: str, said: RunNote | None = None) -> list[Ownership]:
+    def join(self, holder: str, *jobs: str, note: RunNote | None = None) -> list[Ownership]:
         keys = [job_key(each) for each in jobs]
-        note = said.note() if said else ""
+        text = note.to_json() if note else ""
 
         async def step(store: Store) -> list[Ownership]:
             await store.declare(keys)
@@ -46,17 +46,17 @@ class Jobs:
                 info=MemberInfo(host="web1", pid=4711),
             )
             seen = await store.resources("job")
-            wanted = [KeyClaim(key=key, seen_epoch=seen[key].epoch, note=note) for key in keys]
+            wanted = [KeyClaim(key=key, seen_epoch=seen[key].epoch, note=text) for key in keys]
             return list(await store.claim(lease, wanted))
 
         return self.run(step)
 
-    def leave(self, owned: Ownership, said: RunNote | None = None) -> None:
-        notes = {owned.key: said.note()} if said else None
+    def leave(self, owned: Ownership, note: RunNote | None = None) -> None:
+        notes = {owned.key: note.to_json()} if note else None
         self.run(lambda store: store.release([owned], notes=notes))
 
-    def ran(self, holder: str, job: str, said: RunNote) -> None:
-        self.leave(self.join(holder, job)[0], said)
+    def ran(self, holder: str, job: str, note: RunNote) -> None:
+        self.leave(self.join(holder, job)[0], note)
 
     def mark(self, owned: Ownership, position: Position) -> None:
         mark = CheckpointWrite(ownership=owned, position=position)

@@ -9,14 +9,14 @@ from datetime import timedelta
 
 from leasehold.jobs import Run, job
 
-BOOK = os.environ.get("WORKER_BOOK", os.devnull)
+LOG_FILE = os.environ.get("WORKER_LOG_FILE", os.devnull)
 LEASE = timedelta(seconds=float(os.environ.get("WORKER_LEASE_S", "3")))
 
 
 def write(*words: object) -> None:
     line = " ".join(str(each) for each in words) + "\n"
-    with open(BOOK, "a", encoding="utf-8") as book:  # noqa: PTH123 - one write, appended
-        book.write(line)
+    with open(LOG_FILE, "a", encoding="utf-8") as file:  # noqa: PTH123 - one write, appended
+        file.write(line)
 
 
 @job("tick", every="1s", lease=LEASE, catch_up="all", overlap="queue")

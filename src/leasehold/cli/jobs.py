@@ -52,7 +52,7 @@ from leasehold.core.cron import Schedule, parse_schedule
 from leasehold.errors import InvalidSchedule, LeaseLost, UsageError
 from leasehold.insight import Inspector, open_inspector
 from leasehold.insight.jobs import JobView, job_log, job_view, job_views, schedule_of
-from leasehold.jobs.run_log import RunEntry, Streak, reservers
+from leasehold.jobs.run_log import HolderStreak, RunLogEntry, recent_holders
 
 NEXT_EXAMPLES = 'leasehold jobs next nightly, or: leasehold jobs next --cron "30 2 * * *" --tz UTC'
 _SECOND = timedelta(seconds=1)
@@ -238,7 +238,7 @@ def history(
         if runs:
             rows = [run_row(each) for each in log[:most]]
             return Page(data=rows, blocks=[fitting_table(rows, _RUN_LAYOUTS)])
-        rows = [_reserver_row(each) for each in reservers(log, most=most)]
+        rows = [_reserver_row(each) for each in recent_holders(log, max_holders=most)]
         return Page(data=rows, blocks=[fitting_table(rows, _RESERVER_LAYOUTS)])
 
     show(look, store=store, form=form, watch=watch, maker=JOBS_MAKE)
@@ -300,18 +300,18 @@ jobs_app.command("handover", epilog="leasehold jobs handover nightly --execute")
 def job_row(view: JobView) -> dict[str, object]:
     """A job in one row."""
     current, last, peer = view.current, view.last, view.peer if view.held else None
-    said = current.said if current else None
+    note = current.note if current else None
     return {
         "job": view.name,
         "state": view.state.value,
         "holder": view.resource.holder if view.held else view.resource.handed_to,
-        "host": (peer.info.host if peer else said.host if said else "") or None,
-        "pid": (peer.info.pid if peer else said.pid if said else 0) or None,
+        "host": (peer.info.host if peer else note.host if note else "") or None,
+        "pid": (peer.info.pid if peer else note.pid if note else 0) or None,
         "epoch": view.resource.epoch,
         "since": shown_at(current.started_at) if current else None,
-        "occurrence": shown_at(said.occurrence) if said else None,
-        "attempt": said.attempt if said else None,
-        "words": (said.words if said else "") or None,
+        "occurrence": shown_at(note.occurrence) if note else None,
+        "attempt": note.attempt if note else None,
+        "words": (note.words if note else "") or None,
         "last_outcome": last.outcome.value if last and last.outcome else None,
         "last_ended_at": shown_at(last.ended_at) if last else None,
         "next_at": shown_at(view.next_at),
@@ -335,10 +335,10 @@ def _details(view: JobView) -> dict[str, object]:
         "started_not_done": shown_at(ran.started) if ran else None,
         "last_epoch": last.epoch if last else None,
         "last_holder": last.holder if last else None,
-        "last_occurrence": shown_at(last.said.occurrence) if last else None,
+        "last_occurrence": shown_at(last.note.occurrence) if last else None,
         "last_lasted_s": _lasted_s(last) if last else None,
-        "last_exit_code": last.said.exit_code if last else None,
-        "last_words": (last.said.words or None) if last else None,
+        "last_exit_code": last.note.exit_code if last else None,
+        "last_words": (last.note.words or None) if last else None,
         "paused_by": paused.by if paused else None,
         "paused_why": paused.why if paused else None,
         "paused_until": shown_at(paused.until) if paused else None,
@@ -347,39 +347,39 @@ def _details(view: JobView) -> dict[str, object]:
     }
 
 
-def run_row(entry: RunEntry) -> dict[str, object]:
+def run_row(entry: RunLogEntry) -> dict[str, object]:
     """One run in one row."""
-    said = entry.said
+    note = entry.note
     return {
         "epoch": entry.epoch,
         "holder": entry.holder,
-        "host": said.host or None,
-        "pid": said.pid or None,
-        "occurrence": shown_at(said.occurrence),
-        "attempt": said.attempt,
+        "host": note.host or None,
+        "pid": note.pid or None,
+        "occurrence": shown_at(note.occurrence),
+        "attempt": note.attempt,
         "started_at": shown_at(entry.started_at),
         "ended_at": shown_at(entry.ended_at),
         "lasted_s": _lasted_s(entry),
         "outcome": entry.outcome.value if entry.outcome else None,
-        "exit_code": said.exit_code,
-        "words": said.words or None,
-        "when": shown_at(said.occurrence or entry.started_at),
+        "exit_code": note.exit_code,
+        "words": note.words or None,
+        "when": shown_at(note.occurrence or entry.started_at),
     }
 
 
-def _lasted_s(entry: RunEntry) -> float | None:
+def _lasted_s(entry: RunLogEntry) -> float | None:
     return None if entry.duration is None else entry.duration.total_seconds()
 
 
-def _reserver_row(reserver: Streak) -> dict[str, object]:
+def _reserver_row(reserver: HolderStreak) -> dict[str, object]:
     newest, oldest = reserver.entries[0], reserver.entries[-1]
     epochs = str(newest.epoch)
     if newest is not oldest:
         epochs = f"{oldest.epoch}-{newest.epoch}"
     return {
         "holder": reserver.holder,
-        "host": newest.said.host or None,
-        "pid": newest.said.pid or None,
+        "host": newest.note.host or None,
+        "pid": newest.note.pid or None,
         "runs": sum(each.ran for each in reserver.entries),
         "epochs": epochs,
         "started_at": shown_at(oldest.started_at),
@@ -389,7 +389,7 @@ def _reserver_row(reserver: Streak) -> dict[str, object]:
     }
 
 
-def _counts(entries: Sequence[RunEntry]) -> dict[str, int]:
+def _counts(entries: Sequence[RunLogEntry]) -> dict[str, int]:
     found: dict[str, int] = {}
     for each in entries:
         word = each.outcome.value if each.outcome else "running"

@@ -113,7 +113,9 @@ def run_now(job: JobName, *, why: Why = "", store: StoreUrl = None) -> None:
             if view.wanted is not None:
                 err.print(f"{view.wanted.by or 'somebody'} wants it already, and nobody has begun")
                 return
-            await operator_requests.want(desk.store, job, by=_me(), why=why, clock=desk.clock)
+            await operator_requests.request_run(
+                desk.store, job, by=_me(), why=why, clock=desk.clock
+            )
             err.print(
                 "asked: the next worker, or `leasehold run --standby` with a schedule, that has "
                 f"{job!r} and is free runs it once; nobody else hears it"

@@ -40,7 +40,7 @@ from leasehold.core.lease_timing import LeaseTiming
 from leasehold.errors import UnknownStream, UsageError
 from leasehold.events.source_urls import is_in_store
 from leasehold.events.start import Start
-from leasehold.lease.group_state import LARGEST_WEIGHT
+from leasehold.lease.group_state import MAX_WEIGHT
 from leasehold.processor import CheckpointPolicy, PoisonPolicy
 from leasehold.processor.events import (
     CheckpointRefused,
@@ -272,7 +272,7 @@ Weight = Annotated[
     typer.Option(
         help="The share of this host, relative to the others.",
         min=0.001,
-        max=LARGEST_WEIGHT,
+        max=MAX_WEIGHT,
         metavar="N",
     ),
 ]

@@ -26,7 +26,7 @@ from leasehold.jobs.command.exit_status import (
     ExitReason,
     ExitStatus,
     IfHeld,
-    unable,
+    not_executable,
 )
 from leasehold.jobs.command.guard import fill_standard
 from leasehold.jobs.command.one_shot import Wrapper
@@ -180,7 +180,7 @@ def run(
             command=command,
             store=shared_store_url(store),
             lease=length,
-            limits=_limits(job, length, grace=grace, timeout=limit, on_lost=on_lost),
+            timeouts=_limits(job, length, grace=grace, timeout=limit, on_lost=on_lost),
             if_held=held,
             wait=wait,
             held_exit=held_exit,
@@ -189,16 +189,16 @@ def run(
             policy=Policy(on_crash=on_crash, timeout=limit, retries=retries, retry_pause=pause),
             standby=standby,
         )
-        verdict = _carried_out(plan, schedule, clock)
+        status = _carried_out(plan, schedule, clock)
     except LeaseholdError as error:
         away = isinstance(error, StoreError)
-        verdict = ExitStatus(
+        status = ExitStatus(
             reason=ExitReason.UNREACHABLE if away else ExitReason.USAGE,
             code=ExitCode.UNREACHABLE if away else ExitCode.USAGE,
             message=str(error),
         )
-    _tell(verdict, job, json=json)
-    raise typer.Exit(verdict.code)
+    _tell(status, job, json=json)
+    raise typer.Exit(status.code)
 
 
 # --------------------------------------------------------------------------- parts
@@ -206,27 +206,31 @@ def run(
 
 def _carried_out(plan: CommandPlan, schedule: Schedule | None, clock: Clock) -> ExitStatus:
     # Looked at first: a node without the command must not take the run from those that have it.
-    if verdict := unable(plan):
-        return verdict
-    bell = SignalQueue()
+    if status := not_executable(plan):
+        return status
+    signals = SignalQueue()
     try:
-        with bell.hearing():
-            wrapper = _wrapper(plan, schedule, bell, clock)
+        with signals.installed():
+            wrapper = _wrapper(plan, schedule, signals, clock)
             _make_store(plan.store)
             return wrapper.run()
     finally:
-        bell.close()
+        signals.close()
 
 
 def _wrapper(
-    plan: CommandPlan, schedule: Schedule | None, bell: SignalQueue, clock: Clock
+    plan: CommandPlan, schedule: Schedule | None, signals: SignalQueue, clock: Clock
 ) -> Wrapper | ScheduledWrapper:
     rng = system_random()
     if schedule is None or not plan.standby:
-        return Wrapper(plan, bell=bell, clock=clock, rng=rng, say=_say, alone=True)
+        return Wrapper(
+            plan, signals=signals, clock=clock, rng=rng, echo=_say, no_other_children=True
+        )
     from leasehold.jobs.command.scheduled import ScheduledWrapper  # noqa: PLC0415 - for few runs
 
-    return ScheduledWrapper(plan, schedule, bell=bell, clock=clock, rng=rng, say=_say, alone=True)
+    return ScheduledWrapper(
+        plan, schedule, signals=signals, clock=clock, rng=rng, echo=_say, no_other_children=True
+    )
 
 
 def _make_store(url: str) -> None:
@@ -270,12 +274,12 @@ def _write(write: Callable[[], object]) -> None:
         sys.stderr = None  # it would be tried again at the end, and be an exit code then
 
 
-def _tell(verdict: ExitStatus, job: str, *, json: bool) -> None:
-    quiet = verdict.reason in _ORDINARY and verdict.code == ExitCode.OK and not _is_looked_at()
-    if verdict.message and not quiet:
-        _say(verdict.message)
+def _tell(status: ExitStatus, job: str, *, json: bool) -> None:
+    quiet = status.reason in _ORDINARY and status.code == ExitCode.OK and not _is_looked_at()
+    if status.message and not quiet:
+        _say(status.message)
     if json:
-        _write(lambda: sys.stderr.write(f"{verdict.line(job)}\n"))
+        _write(lambda: sys.stderr.write(f"{status.line(job)}\n"))
 
 
 def _schedule(cron: str | None, every: str | None, tz: str | None) -> Schedule | None:
@@ -344,13 +348,13 @@ def _limits(
     job: str, lease: timedelta, *, grace: str, timeout: timedelta | None, on_lost: str
 ) -> CommandTimeouts:
     wish = Wish.of((job,), lease=lease)
-    limits = CommandTimeouts(
+    timeouts = CommandTimeouts(
         lease_s=wish.timing.lease_s,
-        belief_s=wish.grace_s,
-        grace_s=duration(grace, option="--grace", most="1d").total_seconds(),
+        stop_margin_s=wish.grace_s,
+        stop_timeout_s=duration(grace, option="--grace", most="1d").total_seconds(),
         on_loss=_on_loss(on_lost),
     )
-    return limits if timeout is None else limits.within(timeout.total_seconds())
+    return timeouts if timeout is None else timeouts.with_timeout(timeout.total_seconds())
 
 
 def _on_loss(text: str) -> OnLoss:

@@ -1,4 +1,4 @@
-"""Pure decisions: no I/O, no time and no randomness of their own, nothing of ours but records.
+"""Pure decisions: no I/O, no clock, no randomness except what is passed in.
 
 =====================  ====================================================================
 module                 decides
@@ -8,12 +8,12 @@ module                 decides
 ``backoff``            how long to wait before trying again
 ``balance``            who should own what: the strategies
 ``cron``               when a schedule happens, whatever the clocks of its zone do
-``next_run``           which occurrences of a schedule are to be run, and which passed over
-``checkpoint_policy``  when a position is written down
-``poison_policy``      what becomes of an event that its handler cannot take
-``stall_rule``         whether a partition that does not move is stuck
-``load_meter``         how much there is per second, as it was lately
+``next_run``           which occurrences of a schedule are run, and which are skipped
+``checkpoint_policy``  when a position is written
+``poison_policy``      what to do with an event that its handler cannot process
+``stall_rule``         whether a partition without progress is stalled
+``load_meter``         the recent load of a partition, per second
 ``block_agreement``    which bytes of a block its replicas agree on
-``resume_position``    where a partition goes on, by sink and checkpoint
+``resume_position``    where a partition resumes, by sink and checkpoint
 =====================  ====================================================================
 """

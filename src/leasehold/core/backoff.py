@@ -1,4 +1,4 @@
-"""The retry ladder: growing pauses with jitter, bounded in length and in number."""
+"""``Backoff``: growing pauses between retries, with jitter."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backoff:
-    """Pauses of ``base_s``, doubled at each failure up to ``max_s``, each drawn by lot.
+    """Pauses of ``base_s``, doubled at each failure up to ``max_s``, with jitter.
 
-    The draw lies between half the step and the whole, so that hosts that failed together do not
-    come back together.
+    Each pause is between half the step and the whole, so that hosts that failed at the same time do
+    not retry at the same time.
     """
 
     base_s: float
     max_s: float
 
     def pause_s(self, failures: int, rng: random.Random) -> float:
-        """How long to wait after this many failures in a row (1 or more)."""
+        """Return how long to wait after this many failures in a row (1 or more)."""
         step = min(self.base_s * 2.0 ** min(failures - 1, 32), self.max_s)
         return step * rng.uniform(0.5, 1.0)

@@ -59,12 +59,12 @@ def agree(
     Raises:
         TailUncertain: no usable copy answered, or sound copies contradict each other.
     """
-    heard = [answers[member] for member in members if member in answers]
-    sealed = [answer for answer in heard if answer.condition is ReplicaCondition.SEALED]
+    given = [answers[member] for member in members if member in answers]
+    sealed = [answer for answer in given if answer.condition is ReplicaCondition.SEALED]
     # Apart from a seal, a copy without a byte does not vote: to keep what another has is safe.
     usable = [
         answer
-        for answer in heard
+        for answer in given
         if answer.length > 0 and answer.condition is not ReplicaCondition.DAMAGED
     ]
     if sealed:
@@ -75,14 +75,14 @@ def agree(
         if (
             lengths
             and best is ReplicaCondition.CUT
-            and len(heard) < len(members)
+            and len(given) < len(members)
             and not accept_loss
         ):
             break  # it says itself that there was more: who is silent may have it
         if lengths:
             return _decided(min(lengths), usable)
-    damaged = any(answer.condition is ReplicaCondition.DAMAGED for answer in heard)
-    if members and ((len(heard) == len(members) and not damaged) or accept_loss):
+    damaged = any(answer.condition is ReplicaCondition.DAMAGED for answer in given)
+    if members and ((len(given) == len(members) and not damaged) or accept_loss):
         return Agreement(length=0, volumes=())
     raise TailUncertain(_why(members, answers))
 

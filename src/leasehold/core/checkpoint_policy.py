@@ -1,7 +1,6 @@
-"""When a position is written down (C4).
+"""Decides when a position is written (C4).
 
-A policy answers one question after each batch: must the position be known to the store at once,
-within a while, or only when the handler says so?
+After each batch: immediately, within an interval, or only when the handler asks for it.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ _LONGEST_S = 24 * 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointPolicy:
-    """Made by one of its class methods. Whatever the policy, an orderly end writes the position.
+    """Made by one of its class methods. A graceful end writes the position, except with ``manual``.
 
-    Except ``manual``: there the handler alone knows what is done, so nothing is ever written for
-    it, not even at the end.
+    With ``manual`` only the handler knows what is done, so nothing is written for it, not even at
+    the end.
     """
 
     events: int | None = None
@@ -33,9 +32,9 @@ class CheckpointPolicy:
 
     @classmethod
     def every(cls, *, events: int | None = None, interval: timedelta | None = None) -> Self:
-        """After so many events, or so long after the first one that is not written yet.
+        """Write after this many events, or this long after the first one that is not written.
 
-        With both, whatever comes first. Positions of all partitions that are due within the same
+        With both, by what comes first. Positions of all partitions that are due within the same
         interval share one call to the store.
 
         Raises:
@@ -55,16 +54,16 @@ class CheckpointPolicy:
 
     @classmethod
     def after_each_batch(cls) -> Self:
-        """At once. While a call to the store is under way the furthest position waits for it."""
+        """Write after each batch. During a call to the store the latest position waits."""
         return cls(events=1)
 
     @classmethod
     def manual(cls) -> Self:
-        """Only when the handler says so."""
+        """Write only when the handler asks for it."""
         return cls(automatic=False)
 
     def within_s(self, events: int) -> float:
-        """How long the position may wait after ``events`` that are not written; inf: for ever."""
+        """Return how long the position may wait after ``events`` that are not written, or inf."""
         if not self.automatic:
             return math.inf
         if self.events is not None and events >= self.events:

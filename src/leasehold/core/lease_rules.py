@@ -1,19 +1,17 @@
-"""The rules of the lease: one table, and the only place where they are decided.
+"""The rules of the lease, in one table.
 
-Rule 1: everything that says what a request does to a lease lives in ``_TABLE`` below. The memory
-store asks it; the SQL stores say the same in SQL, and the contract suite drives every cell of
-the table against every store, so that they can not drift apart. The diagram in
-``docs/lease-states.md`` is generated from it.
-
-Rule 2: a refusal changes nothing.
+``_TABLE`` below decides what each request does to a lease. The memory store uses it; the SQL stores
+implement the same in SQL, and the contract suite tests every cell of the table on every store, so
+that they cannot diverge. The diagram in ``docs/lease-states.md`` is generated from it. A refusal
+changes nothing.
 
 The table is that of Azure Blob leases, cell by cell, because it is the best known and the
 strictest: a resource is *available*, *leased*, *breaking* (a break was ordered and its time is
 not over), *broken*, or *expired*. ``A`` is the lease that was last granted, ``B`` any other.
 
-One thing is stricter here than there: a blob lease that ran out may be renewed while nobody
-touched the blob (``RENEW`` in ``EXPIRED``). Our stores never do that (they ask ``RENEW_TOUCHED``):
-a lease that has ended may have been *seen* as ended, and must not come back to life.
+One thing is stricter here: an expired blob lease may be renewed as long as the blob is unchanged
+(``RENEW`` in ``EXPIRED``). Leasehold's stores never do that (they use ``RENEW_TOUCHED``): another
+process may have *seen* that the lease has ended, so it must not become valid again.
 """
 
 from __future__ import annotations
@@ -56,7 +54,7 @@ class Move(Enum):
 
 
 class RequestRefusal(Enum):
-    """Why a request was refused: the words of the blob service, with their status."""
+    """Why a request was refused: the error code of the blob service, with its status."""
 
     ALREADY_PRESENT = (409, "LeaseAlreadyPresent")
     BREAKING_NOT_ACQUIRED = (409, "LeaseIsBreakingAndCannotBeAcquired")
@@ -70,12 +68,12 @@ class RequestRefusal(Enum):
 
     @property
     def status(self) -> int:
-        """The HTTP status of the blob world: 409 for lease operations, 412 for the rest."""
+        """The HTTP status of the blob service: 409 for lease operations, 412 for the rest."""
         return self.value[0]
 
     @property
     def code(self) -> str:
-        """The error code of the blob world."""
+        """The error code of the blob service."""
         return self.value[1]
 
 
@@ -88,7 +86,7 @@ class RuleOutcome:
 
     @property
     def granted(self) -> bool:
-        """Whether the request has its way."""
+        """Whether the request is granted."""
         return self.refusal is None
 
 
@@ -133,17 +131,17 @@ _TABLE: Mapping[Move, tuple[State | RequestRefusal, ...]] = MappingProxyType({
 # fmt: on
 
 
-def judge(state: State, move: Move) -> RuleOutcome:
-    """What ``move`` does to a lease in ``state``. Pure: asking changes nothing."""
+def evaluate(state: State, move: Move) -> RuleOutcome:
+    """Return what ``move`` does to a lease in ``state``."""
     cell = _TABLE[move][COLUMNS.index(state)]
     return RuleOutcome(refusal=cell) if isinstance(cell, RequestRefusal) else RuleOutcome(to=cell)
 
 
 def state_of(*, held: bool, lease_ends_at: float, break_at: float | None, now: float) -> State:
-    """The state of a resource by the store's clock.
+    """Return the state of a resource by the store's clock.
 
-    An end is inclusive: at the very moment it is reached the lease has ended, so that no instant
-    belongs to two holders. A break that falls due before the lease ends leaves it *broken*.
+    An end is inclusive: at that time the lease has ended, so that no instant belongs to two
+    holders. A break that falls due before the lease ends leaves it *broken*.
     """
     if not held:
         return State.AVAILABLE
@@ -154,16 +152,16 @@ def state_of(*, held: bool, lease_ends_at: float, break_at: float | None, now: f
     return State.LEASED if break_at is None else State.BREAKING
 
 
-def break_moment(
+def break_time(
     *, now: float, after_s: float, lease_ends_at: float, break_at: float | None
 ) -> float:
-    """When a break takes effect: it can only shorten what is left, never lengthen it."""
+    """Return when a break takes effect: it can only shorten the remaining time."""
     ends = (now + after_s, lease_ends_at) if break_at is None else (now + after_s, break_at)
     return min(ends)
 
 
 def mermaid() -> str:
-    """The state diagram of all granted moves, as Mermaid text."""
+    """Return the state diagram of all granted moves, as Mermaid text."""
     edges: dict[tuple[State, State], list[str]] = {}
     for move, cells in _TABLE.items():
         for start, cell in zip(COLUMNS, cells, strict=True):
@@ -178,7 +176,7 @@ def mermaid() -> str:
 
 
 def markdown() -> str:
-    """The whole table, refusals included, as Markdown."""
+    """Return the whole table, refusals included, as Markdown."""
     lines = [
         "| request | " + " | ".join(state.value for state in COLUMNS) + " |",
         "|---" * (len(COLUMNS) + 1) + "|",

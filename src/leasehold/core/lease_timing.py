@@ -1,16 +1,14 @@
-"""Trust: until when a holder may believe in its lease, and which settings keep that safe.
+"""The local deadline of a lease, the settings that keep it safe, and the pause between cycles.
 
-A holder counts from the moment it *sent* the request, never from the moment the answer came,
-and stops a margin before the store would let anybody else in::
+A holder counts from the time at which it *sent* the request, never from the answer, and stops a
+margin before the store lets another holder in::
 
     sent            answer                    trusted until       store: ended
      |---------------|--------------------------------|--- margin ---|
      |<------------------------- duration ------------------------->|
 
-The margin pays for a clock that runs slow and for the time it takes to stop. The store starts
-counting when it handles the request, which is later than ``sent``: the error is on the safe side.
-
-When the next cycle begins (P10).
+The margin covers a clock that runs slow and the time it takes to stop. The store counts from the
+time at which it handles the request, which is later than ``sent``: the error is on the safe side.
 """
 
 from __future__ import annotations
@@ -44,10 +42,10 @@ class LeaseTiming:
         margin: timedelta | None = None,
         call_timeout: timedelta | None = None,
     ) -> LeaseTiming:
-        """Times from durations; what is not given is derived from the lease.
+        """Make it from durations; what is not given is derived from the lease.
 
         Raises:
-            InvalidDuration: the lease or a part of it lies outside its range.
+            InvalidDuration: the lease or a part of it is outside its range.
             InvalidOptions: two of them contradict each other; the message names the relation.
         """
         lease_s = seconds_of(lease, what="lease", min_s=MIN_LEASE_S, max_s=MAX_LEASE_S)
@@ -67,10 +65,10 @@ class LeaseTiming:
         return timing
 
     def check(self) -> None:
-        """Refuse times that could not keep the rules.
+        """Check that the times fit together.
 
         Raises:
-            InvalidOptions: with the relation that is broken and the numbers.
+            InvalidOptions: names the relation that does not hold, with the numbers.
         """
         shortest_s = min(self.lease_s, self.renew_s, self.call_s)
         _relation(
@@ -91,7 +89,7 @@ class LeaseTiming:
             f"{self.margin_s:g} s is less than {CLOCK_RATE_ERROR * self.lease_s:g} s",
             "a clock that runs slow would believe too long: widen the margin",
         )
-        # A hair of slack, so that 3 + 2 x 3 <= 10 - 1 is not refused for its last binary digit.
+        # Tolerance for floating-point rounding: 3 + 2 * 3 <= 10 - 1 must pass.
         room_s = self.lease_s - self.margin_s
         _relation(
             self.renew_s + 2 * self.call_s <= room_s * (1 + 1e-9),
@@ -102,7 +100,7 @@ class LeaseTiming:
         )
 
     def trusted_until(self, sent_at_s: float) -> float:
-        """The last moment of belief after an answer to a request sent at ``sent_at_s``."""
+        """Return the local deadline after an answer to a request sent at ``sent_at_s``."""
         return sent_at_s + self.lease_s - self.margin_s
 
 
@@ -111,8 +109,8 @@ def _relation(holds: bool, relation: str, numbers: str, advice: str) -> None:  #
         raise InvalidOptions(f"{relation} does not hold ({numbers}): {advice}")
 
 
-_LOOKS_WHILE_EXPECTING = 3
-_EARLY_LOOKS = 3
+_CYCLES_WHILE_EXPECTING = 3
+_EARLY_CYCLES = 3
 _GRACE = 0.02
 _MIN_GRACE_S = 0.02
 
@@ -120,33 +118,31 @@ _MIN_GRACE_S = 0.02
 def cycle_pause_s(
     *, interval_s: float, elapsed_s: float, stable: bool, hurries: bool, expecting: bool
 ) -> float:
-    """How long to wait after a cycle that took ``elapsed_s``.
+    """Return how long to wait after a cycle that took ``elapsed_s`` (P10).
 
-    At once when the strategy hurries and has not got its share yet, or when the cycle took longer
-    than the interval. A host that expects something looks again sooner: keys that others are
-    about to hand over lie idle until it comes, and one that just stole may be robbed in turn.
-    Otherwise the rest of the interval, so that the period is the interval and not the interval
-    plus the work.
+    Not at all if the strategy hurries and has not its share yet, or if the cycle took longer than
+    the interval. Less if the host expects keys: those that are handed over are idle until it claims
+    them, and stolen ones may be stolen back. Otherwise the rest of the interval, so that the period
+    is the interval and not the interval plus the work.
     """
     if hurries and not stable:
         return 0.0
-    interval_s = interval_s / _LOOKS_WHILE_EXPECTING if expecting else interval_s
+    interval_s = interval_s / _CYCLES_WHILE_EXPECTING if expecting else interval_s
     return max(0.0, interval_s - elapsed_s)
 
 
 def early_cycle_s(
     *, next_end_s: float, lease_s: float, interval_s: float, chance: float, again: bool
 ) -> float:
-    """How long to wait until something of the group has ended that may end in ``next_end_s``.
+    """Return how long to wait for an early cycle, if something may end in ``next_end_s``.
 
-    It is to be looked at right then: a key of a dead member has no owner until somebody looks. A
-    grace of 2 % of the lease, at least 20 ms, makes sure that it has ended by then. ``chance``,
-    from 0 to 1, adds up to as much again, so that not all members look at the same instant.
+    A key of a crashed member has no owner until a member renews after the end of its lease. A delay
+    of 2 % of the lease, at least 20 ms, makes sure that it has ended by then. ``chance``, from 0 to
+    1, adds up to as much again, so that the members do not all renew at the same time.
 
-    What always ends soon must not make anybody spin, be it a member with a much shorter lease or
-    an end that does not come: after one early look the next (``again``) is at least a third of the
-    interval away.
+    Frequent ends, such as those of a member with a much shorter lease, must not make a member spin:
+    after one early cycle the next (``again``) is at least a third of the interval away.
     """
     grace_s = max(_MIN_GRACE_S, _GRACE * lease_s) * (1 + chance)
-    min_s = interval_s / _EARLY_LOOKS if again else 0.0
+    min_s = interval_s / _EARLY_CYCLES if again else 0.0
     return max(next_end_s + grace_s, grace_s, min_s)

@@ -1,13 +1,13 @@
-"""Which occurrence of a schedule is to be run now, and when to look again.
+"""Decides which occurrence of a schedule to run now, and when to check again.
 
 Guarantees, whatever the clocks of the nodes show:
 
-- An occurrence that is done is never run again: what is done is counted from the mark in the store,
-  and never from a clock. A clock that jumps back runs nothing twice.
-- The identity of an occurrence is its scheduled moment. Jitter moves the run, never the identity.
-- A decision looks at 1,000 occurrences at most, however long nobody was there.
+- An occurrence that is done is never run again: progress is counted from the store, never from a
+  clock. A clock that jumps back runs nothing twice.
+- The identity of an occurrence is its scheduled time. Jitter moves the run, never the identity.
+- A decision considers 1,000 occurrences at most, however long no node was running.
 
-What is passed over needs no mark of its own: the mark of the next run lies behind it.
+Skipped occurrences need no write of their own: the progress of the next run is past them.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _TICK = timedelta(microseconds=1)
 
 
 class OnCrash(Enum):
-    """An occurrence whose run was started, and whose holder died before its end."""
+    """What to do about an occurrence whose run was started and whose holder crashed."""
 
     RUN_AGAIN = "again"  # at least once
     LEAVE = "leave"  # at most once
 
 
 class CatchUp(Enum):
-    """Occurrences that passed while nobody could run them."""
+    """Which occurrences to run that passed while no node could run them."""
 
     NONE = "none"
     LATEST = "latest"
@@ -43,15 +43,15 @@ class CatchUp(Enum):
 
 
 class Overlap(Enum):
-    """An occurrence that comes while the run before it has not ended."""
+    """What to do about an occurrence that comes while the previous run has not ended."""
 
     SKIP = "skip"
     QUEUE = "queue"
     REPLACE = "replace"  # the run is stopped
 
 
-class RunPlace(Enum):
-    """Where the job runs at this moment, as far as is known."""
+class RunLocation(Enum):
+    """Where the job runs now, as far as is known."""
 
     NOWHERE = "nowhere"
     HERE = "here"
@@ -73,37 +73,37 @@ class RunRules(Protocol):
 
     @property
     def max_age(self) -> timedelta | None:
-        """What is later than that is never run."""
+        """An occurrence that is older is never run."""
         ...
 
     @property
     def overlap(self) -> Overlap:
-        """What to do if the run before has not ended."""
+        """What to do if the previous run has not ended."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunDecision:
-    """What is to be done about one schedule at one moment.
+    """What to do about one schedule at one time.
 
     Attributes:
-        run: the occurrence to be run now.
-        again: its run was started before, and nobody has ended it.
-        waits: the occurrence that would be run, if the job did not run elsewhere.
-        stop: the run that is under way here is to make room.
-        look_at: when there may be something new to decide; None: only the end of a run can change
-            anything, or the schedule is over.
+        run: the occurrence to run now.
+        again: its run was started before, and did not end.
+        waiting: the occurrence that would be run if the job did not run elsewhere.
+        stop: the current run here is to be replaced.
+        check_at: when to decide again; None: only the end of a run can change anything, or the
+            schedule is over.
     """
 
     run: datetime | None = None
     again: bool = False
-    waits: datetime | None = None
+    waiting: datetime | None = None
     stop: bool = False
-    look_at: datetime | None = None
+    check_at: datetime | None = None
 
 
 def shift_of(name: str, jitter: timedelta) -> timedelta:
-    """How much later than scheduled this job begins: the same on every node, and for ever."""
+    """Return how much later than scheduled this job starts: the same on every node, always."""
     digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).digest()
     return jitter * (int.from_bytes(digest[:8], "big") / _ALL_PARTS)
 
@@ -115,30 +115,32 @@ def decide(
     started: datetime | None,
     now: datetime,
     rules: RunRules,
-    place: RunPlace = RunPlace.NOWHERE,
+    location: RunLocation = RunLocation.NOWHERE,
     shift: timedelta = timedelta(0),
 ) -> RunDecision:
-    """What to do now. ``done`` and ``started`` are what the store says of the schedule.
+    """Decide what to do now. ``done`` and ``started`` are the progress in the store.
 
-    ``place`` is where the job runs; what is started and runs nowhere has crashed.
+    ``location`` is where the job runs; a run that was started and runs nowhere has crashed.
     """
-    if place is RunPlace.HERE:
-        return _beside(schedule, max(done, started or done), now, rules, shift)
+    if location is RunLocation.HERE:
+        return _while_running(schedule, max(done, started or done), now, rules, shift)
     settled = done
     if started is not None:
-        waits = place is RunPlace.ELSEWHERE
-        if waits or (rules.on_crash is OnCrash.RUN_AGAIN and _fresh(started, now, rules, shift)):
-            # The other one may crash yet, so even with LEAVE it has to be looked after.
-            return _found(started, place, again=True)
+        waiting = location is RunLocation.ELSEWHERE
+        if waiting or (
+            rules.on_crash is OnCrash.RUN_AGAIN and _young_enough(started, now, rules, shift)
+        ):
+            # The other node may still crash, so it is checked even with LEAVE.
+            return _decision_for(started, location, again=True)
         settled = started
     first = schedule.next(settled)
     if first is None or first + shift > now:
-        return RunDecision(look_at=None if first is None else first + shift)
+        return RunDecision(check_at=None if first is None else first + shift)
     found = _due(schedule, first, now, rules, shift)
     if found is None:
         following = schedule.next(max(settled, now - shift))
-        return RunDecision(look_at=None if following is None else following + shift)
-    return _found(found, place, again=False)
+        return RunDecision(check_at=None if following is None else following + shift)
+    return _decision_for(found, location, again=False)
 
 
 def settled_by(
@@ -150,10 +152,10 @@ def settled_by(
     rules: RunRules,
     shift: timedelta = timedelta(0),
 ) -> datetime:
-    """Up to where the schedule is done when the run of ``occurrence`` has ended.
+    """Return the time up to which the schedule is done when the run of ``occurrence`` has ended.
 
-    With ``SKIP`` that includes what came while it ran, unless something older still waits: then
-    that has its turn first, and what came meanwhile waits behind it.
+    With ``SKIP`` that includes occurrences that came while it ran, unless an older one is still
+    waiting: then that one is run first.
     """
     if rules.overlap is not Overlap.SKIP:
         return occurrence
@@ -163,16 +165,16 @@ def settled_by(
     return schedule.previous(ended - shift + _TICK) or occurrence
 
 
-def _found(occurrence: datetime, place: RunPlace, *, again: bool) -> RunDecision:
-    if place is RunPlace.ELSEWHERE:
-        return RunDecision(waits=occurrence)
+def _decision_for(occurrence: datetime, location: RunLocation, *, again: bool) -> RunDecision:
+    if location is RunLocation.ELSEWHERE:
+        return RunDecision(waiting=occurrence)
     return RunDecision(run=occurrence, again=again)
 
 
-def _beside(
+def _while_running(
     schedule: Schedule, running: datetime, now: datetime, rules: RunRules, shift: timedelta
 ) -> RunDecision:
-    """The job runs here: only ``REPLACE`` has something to say before it ends."""
+    """Decide for a job that runs here: only ``REPLACE`` changes anything before it ends."""
     if rules.overlap is not Overlap.REPLACE:
         return RunDecision()
     following = schedule.next(running)
@@ -180,15 +182,15 @@ def _beside(
         return RunDecision()
     if following + shift <= now:
         return RunDecision(stop=True)
-    return RunDecision(look_at=following + shift)
+    return RunDecision(check_at=following + shift)
 
 
 def _due(
     schedule: Schedule, first: datetime, now: datetime, rules: RunRules, shift: timedelta
 ) -> datetime | None:
-    """Which of the occurrences from ``first`` to now is to be run; None: all are passed over."""
+    """Return which of the occurrences from ``first`` to now to run; None: all are skipped."""
     last = schedule.previous(now - shift + _TICK) or first
-    if not _fresh(last, now, rules, shift):
+    if not _young_enough(last, now, rules, shift):
         return None
     if rules.catch_up is CatchUp.NONE:
         return last if now - last - shift <= ON_TIME else None
@@ -205,8 +207,8 @@ def _oldest(
     rules: RunRules,
     shift: timedelta,
 ) -> datetime:
-    """The oldest that is young enough, and among the last thousand."""
-    if rules.max_age is not None and not _fresh(first, now, rules, shift):
+    """Return the oldest that is young enough and among the last thousand."""
+    if rules.max_age is not None and not _young_enough(first, now, rules, shift):
         first = schedule.next(now - shift - rules.max_age - _TICK) or last
     count = sum(1 for _ in zip(range(MAX_MISSED), schedule.occurrences(first, last), strict=False))
     if count < MAX_MISSED:  # behind the first one
@@ -217,5 +219,5 @@ def _oldest(
     return found
 
 
-def _fresh(occurrence: datetime, now: datetime, rules: RunRules, shift: timedelta) -> bool:
+def _young_enough(occurrence: datetime, now: datetime, rules: RunRules, shift: timedelta) -> bool:
     return rules.max_age is None or now - occurrence - shift <= rules.max_age

@@ -1,4 +1,4 @@
-"""What becomes of an event that its handler can not take (B6)."""
+"""Decides what to do with an event that its handler cannot process (B6)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LONGEST_PAUSE_S = 60.0
 
 
 class PoisonAction(Enum):
-    """What happens when the last attempt has failed."""
+    """What to do when the last attempt has failed."""
 
     SKIP = "skip"
     DEAD_LETTER = "dead letter"
@@ -27,10 +27,10 @@ def _pauses() -> Backoff:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoisonPolicy:
-    """Made by one of its class methods: retry with growing pauses, then do as it says.
+    """Made by one of its class methods: retry with growing pauses, then ``then``.
 
-    ``retries`` None: retry for ever. Nothing is lost then, and nothing goes on either: the
-    partition waits, and every failure is reported.
+    ``retries`` None: retry forever. No event is lost, but the partition is paused, and every
+    failure is reported.
     """
 
     retries: int | None = None
@@ -38,23 +38,23 @@ class PoisonPolicy:
     pauses: Backoff = field(default_factory=_pauses)
 
     def __post_init__(self) -> None:
-        """Refuse a negative number."""
+        """Check the values."""
         if self.retries is not None and self.retries < 0:
             raise InvalidOptions(f"retries >= 0 does not hold ({self.retries})")
 
     @classmethod
     def retry(cls, *, pauses: Backoff | None = None) -> Self:
-        """Until the handler takes it."""
+        """Retry the event until the handler succeeds."""
         return cls(pauses=pauses or _pauses())
 
     @classmethod
     def skip(cls, *, retries: int = 3, pauses: Backoff | None = None) -> Self:
-        """Report it and go on with the next event. It is lost to this group."""
+        """Report it and continue with the next event. It is lost for this group."""
         return cls(retries=retries, then=PoisonAction.SKIP, pauses=pauses or _pauses())
 
     @classmethod
     def dead_letter(cls, *, retries: int = 3, pauses: Backoff | None = None) -> Self:
-        """Put it into another stream, with reason and traceback, and go on when it is there."""
+        """Write it to another stream, with reason and traceback, then continue."""
         return cls(retries=retries, then=PoisonAction.DEAD_LETTER, pauses=pauses or _pauses())
 
     @classmethod
@@ -63,5 +63,5 @@ class PoisonPolicy:
         return cls(retries=retries, then=PoisonAction.STOP, pauses=pauses or _pauses())
 
     def exhausted(self, failures: int) -> bool:
-        """Whether there is no other attempt after so many failures."""
+        """Return whether there is no further attempt after this many failures."""
         return self.retries is not None and failures > self.retries

@@ -1,8 +1,8 @@
-"""Where a pipeline goes on in a partition, when sink and checkpoint may say different things. Pure.
+"""Decides where a pipeline resumes a partition, if sink and checkpoint differ.
 
-The sink's own position was moved in the same step as its rows, so it is the truth; the checkpoint
-is written after it, and may be behind after a crash. It can only be ahead if the sink went back, or
-if an operator has moved it.
+The sink's own position is written in the same step as its rows, so it counts; the checkpoint is
+written after it, and may be behind after a crash. It can only be ahead if the sink went back, or if
+an operator has moved it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from enum import Enum
 
 
 class PositionOrigin(Enum):
-    """Whose word counts."""
+    """Which position counts."""
 
     SINK = "sink"
     CHECKPOINT = "checkpoint"
@@ -23,7 +23,7 @@ class PositionOrigin(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumePosition:
-    """Go on at ``position``; None with ``START`` and ``OPERATOR``: where the options say.
+    """Resume at ``position``; None with ``START`` and ``OPERATOR``: where the options say.
 
     ``NOBODY``: sink and checkpoint contradict each other, and a person must decide.
     """
@@ -32,20 +32,20 @@ class ResumePosition:
     position: int | None = None
 
 
-def resumed(*, checkpoint: int | None, sunk: int | None, is_reset: bool) -> ResumePosition:
-    """Decide. Both are the number of the first event that is not done.
+def resumed(*, checkpoint: int | None, sink_position: int | None, is_reset: bool) -> ResumePosition:
+    """Decide where to resume. Both positions are the number of the first event that is not done.
 
-    ``is_reset``: an operator has put the checkpoint there, and no owner has written one since.
+    ``is_reset``: an operator has set the checkpoint, and no owner has written one since.
     """
     if is_reset:
         return ResumePosition(by=PositionOrigin.OPERATOR, position=checkpoint)
-    if sunk is None and not checkpoint:  # nothing was ever done
+    if sink_position is None and not checkpoint:  # nothing was ever done
         return resumed_by_checkpoint(checkpoint)
-    if sunk is None:
+    if sink_position is None:
         return ResumePosition(by=PositionOrigin.NOBODY)
-    if checkpoint is not None and checkpoint > sunk:
+    if checkpoint is not None and checkpoint > sink_position:
         return ResumePosition(by=PositionOrigin.NOBODY)
-    return ResumePosition(by=PositionOrigin.SINK, position=sunk)
+    return ResumePosition(by=PositionOrigin.SINK, position=sink_position)
 
 
 def resumed_by_checkpoint(checkpoint: int | None) -> ResumePosition:

@@ -1,4 +1,4 @@
-"""Whether a partition that does not move is stuck (B6)."""
+"""Decides whether a partition without progress is stalled (B6)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 
-class StallVerdict(Enum):
-    """What to do about a partition."""
+class StallState(Enum):
+    """The state of a partition."""
 
     FINE = "fine"
     STALLED = "stalled"
@@ -16,23 +16,23 @@ class StallVerdict(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StallRule:
-    """No progress for ``stall_after_s`` while there is work: stalled; after a while: given up.
+    """Stalled: no progress for ``stall_after_s`` while there is work.
 
-    ``give_up_after_s`` None: only reported.
+    Given up after ``give_up_after_s``; None: only reported.
     """
 
     stall_after_s: float
     give_up_after_s: float | None
 
-    def judge(self, *, work_waits: bool, still_s: float) -> StallVerdict:
-        """What to do about a partition that has stood still for so long."""
+    def evaluate(self, *, work_waits: bool, still_s: float) -> StallState:
+        """Return the state of a partition that made no progress for ``still_s``."""
         if not work_waits or still_s < self.stall_after_s:
-            return StallVerdict.FINE
+            return StallState.FINE
         if self.give_up_after_s is not None and still_s >= self.give_up_after_s:
-            return StallVerdict.GIVE_UP
-        return StallVerdict.STALLED
+            return StallState.GIVE_UP
+        return StallState.STALLED
 
     @property
     def check_interval_s(self) -> float:
-        """How often to look, so that a stall is found not much later than it should be."""
+        """How often to check, so that a stall is found soon enough."""
         return self.stall_after_s / 4

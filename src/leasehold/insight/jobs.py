@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from leasehold.core.cron import parse_schedule
 from leasehold.errors import InvalidSchedule, UnknownResource, UsageError
 from leasehold.insight.groups import some_of
-from leasehold.jobs.operator_requests import standing
-from leasehold.jobs.run_log import entries, ran
+from leasehold.jobs.operator_requests import read_requests
+from leasehold.jobs.run_log import log_entries, read_progress
 from leasehold.jobs.wish import GROUP
 from leasehold.model import State
 from leasehold.names import job_key, last_part
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from leasehold.core.cron import Schedule
     from leasehold.jobs.operator_requests import OperatorRequest, OperatorRequests
-    from leasehold.jobs.run_log import RunEntry, RunRecord
+    from leasehold.jobs.run_log import RunLogEntry, ScheduleProgress
     from leasehold.model import Checkpoint, MemberRecord, Resource
     from leasehold.ports import Store
 
@@ -64,11 +64,11 @@ class JobView:
     name: str
     resource: Resource
     peer: MemberRecord | None
-    current: RunEntry | None
-    last: RunEntry | None
+    current: RunLogEntry | None
+    last: RunLogEntry | None
     schedule: Schedule | None
     schedule_text: str
-    ran: RunRecord | None
+    ran: ScheduleProgress | None
     paused: OperatorRequest | None
     wanted: OperatorRequest | None
     next_at: datetime | None
@@ -130,7 +130,7 @@ async def job_view(store: Store, name: str, *, now: datetime) -> JobView:
     return await _view(store, scene, key)
 
 
-async def job_log(store: Store, name: str) -> Sequence[RunEntry]:
+async def job_log(store: Store, name: str) -> Sequence[RunLogEntry]:
     """The reservations of a job that the store still knows, newest first; not all were runs.
 
     Raises:
@@ -138,7 +138,7 @@ async def job_log(store: Store, name: str) -> Sequence[RunEntry]:
         InvalidName: it is no name of a job.
     """
     key = job_key(name)
-    log = entries(await store.history(key, limit=MAX_TERMS))
+    log = log_entries(await store.history(key, limit=MAX_TERMS))
     if not log and key not in await store.resources(GROUP):
         raise UnknownResource(f"there is no job {name!r} in this store: see `leasehold jobs ls`")
     return log
@@ -164,7 +164,7 @@ async def _scene(store: Store, now: datetime) -> _JobRecords:
         resources=await store.resources(GROUP),
         members=await store.members(GROUP),
         checkpoints=await store.checkpoints(GROUP),
-        orders=await standing(store),
+        orders=await read_requests(store),
         now=now,
     )
 
@@ -172,7 +172,7 @@ async def _scene(store: Store, now: datetime) -> _JobRecords:
 async def _view(store: Store, scene: _JobRecords, key: str) -> JobView:
     name, resource = last_part(key), scene.resources[key]
     log = await _recent(store, key)
-    text = next((each.said.schedule for each in log if each.said.schedule), "")
+    text = next((each.note.schedule for each in log if each.note.schedule), "")
     schedule, carried_out = _readable(text), _ran(scene.checkpoints.get(key))
     is_paused = scene.orders.is_paused(name, now=scene.now)
     held = resource.state in (State.LEASED, State.BREAKING)
@@ -186,22 +186,22 @@ async def _view(store: Store, scene: _JobRecords, key: str) -> JobView:
         schedule_text=text,
         ran=carried_out,
         paused=scene.orders.paused[name] if is_paused else None,
-        wanted=scene.orders.wanted.get(name),
+        wanted=scene.orders.run_requests.get(name),
         next_at=None if is_paused else _next_at(schedule, carried_out, scene.now),
         late_s=None if is_paused or held else _late_s(schedule, carried_out, scene.now),
     )
 
 
-async def _recent(store: Store, key: str) -> Sequence[RunEntry]:
+async def _recent(store: Store, key: str) -> Sequence[RunLogEntry]:
     """The newest entries; all there are only if no run that ended is among the first ones."""
     terms = await store.history(key, limit=_LOOK_BACK)
-    log = entries(terms)
+    log = log_entries(terms)
     if _last(log) is None and len(terms) == _LOOK_BACK:
-        log = entries(await store.history(key, limit=MAX_TERMS))
+        log = log_entries(await store.history(key, limit=MAX_TERMS))
     return log
 
 
-def _last(log: Sequence[RunEntry]) -> RunEntry | None:
+def _last(log: Sequence[RunLogEntry]) -> RunLogEntry | None:
     return next((each for each in log if each.ended_at is not None and each.ran), None)
 
 
@@ -212,15 +212,15 @@ def _readable(text: str) -> Schedule | None:
         return None  # of a newer version, or in a time zone that this machine does not know
 
 
-def _ran(checkpoint: Checkpoint | None) -> RunRecord | None:
+def _ran(checkpoint: Checkpoint | None) -> ScheduleProgress | None:
     try:
-        return ran(checkpoint)
+        return read_progress(checkpoint)
     except UsageError:
         return None  # it has positions of its own, and no schedule
 
 
 def _next_at(
-    schedule: Schedule | None, carried_out: RunRecord | None, now: datetime
+    schedule: Schedule | None, carried_out: ScheduleProgress | None, now: datetime
 ) -> datetime | None:
     """What is done already is not run again, even if it lies in the future."""
     if schedule is None:
@@ -229,7 +229,7 @@ def _next_at(
 
 
 def _late_s(
-    schedule: Schedule | None, carried_out: RunRecord | None, now: datetime
+    schedule: Schedule | None, carried_out: ScheduleProgress | None, now: datetime
 ) -> float | None:
     if schedule is None or carried_out is None:
         return None

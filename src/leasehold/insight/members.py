@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from leasehold.insight.partitions import renewed_ago_s
-from leasehold.lease.group_state import sound
+from leasehold.lease.group_state import sanitized
 
 if TYPE_CHECKING:
     from leasehold.model import MemberRecord
@@ -42,7 +42,7 @@ class MemberView:
 
 def member_view(peer: MemberRecord, *, keys: int) -> MemberView:
     """A member, and how many keys it owns."""
-    info = sound(peer.info)
+    info = sanitized(peer.info)
     return MemberView(
         holder=peer.holder,
         host=info.host or None,

@@ -1,21 +1,22 @@
 """Jobs that run one at a time, and each occurrence of a schedule once.
 
-``reserve`` and ``try_reserve`` are for one job, with ``async`` faces; ``Reserver`` is for many, by
-name; ``job`` and ``Worker`` are for functions with schedules. ``leasehold run`` is ``command``.
+``reserve`` and ``try_reserve`` reserve one job and have ``async`` variants; ``Reserver`` reserves
+many, by name; ``job`` and ``Worker`` run functions by schedules. ``leasehold run`` is in
+``command``.
 
 A job is the key ``job/<name>``. Its log is the history of the key: a term begins and ends in the
-same step as the reservation, with a note (``run_log``). The key's checkpoint says which occurrences
-were started and done. What operators want is in the checkpoints of keys beside it
+same step as the reservation, with a note (``run_log``). The key's checkpoint records which
+occurrences were started and done. The requests of operators are the checkpoints of keys beside it
 (``operator_requests``).
 
 =============================  ==============================================================
-``claimant`` on ``holding``    one wish, under a lease of its own
-``keyring`` on ``holding``     many keys, under one lease; calls that come together go together
-``request``, ``reservation``   a claimant in a thread of its own, and its face, also for asyncio
-``reserver``                   a keyring in a thread of its own, by name
+``claimant`` on ``holding``    one reservation, under its own lease
+``keyring`` on ``holding``     many keys under one lease; concurrent calls share a request
+``request``, ``reservation``   a claimant in its own thread, and its API, also for asyncio
+``reserver``                   a keyring in its own thread, by name
 ``worker``                     functions, schedules, services
-``command``                    any command, in a session that is ended in time
-``fences``                     a table and a file that compare the token
+``command``                    commands, in a session that is ended in time
+``fences``                     a table and a file that compare the epoch
 =============================  ==============================================================
 """
 

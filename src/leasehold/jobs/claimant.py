@@ -30,7 +30,7 @@ from leasehold.errors import (
 from leasehold.jobs import run_log as occurrences
 from leasehold.jobs.holding import TRUST_OVER, Ground, Holding, new_identity
 from leasehold.jobs.policy import OnCrash
-from leasehold.jobs.run_log import Outcome, RunNote, entries
+from leasehold.jobs.run_log import Outcome, RunNote, log_entries
 from leasehold.jobs.wish import GROUP, Done, Held
 from leasehold.model import CheckpointWrite, HandOver, KeyClaim, Note, Ownership, Refusal, State
 
@@ -87,7 +87,7 @@ class Claimant:
         """Know nothing yet. ``identity`` gives the end of a new holder id, and a new token."""
         self.wish = wish
         self.ownerships: Mapping[str, Ownership] = {}
-        self.said = RunNote(occurrence=wish.occurrence, schedule=wish.schedule)
+        self.note = RunNote(occurrence=wish.occurrence, schedule=wish.schedule)
         self._store = store
         self._told = told
         self._clock = clock
@@ -182,7 +182,7 @@ class Claimant:
         if blocked or done:
             mine = [_proof(each, lease) for each in wanted if each.holder == lease.holder]
         else:
-            note = self.said.note()
+            note = self.note.to_json()
             asked = [KeyClaim(key=each.key, seen_epoch=each.epoch, note=note) for each in wanted]
             self._in_doubt = True
             mine = list(await self._call("claim", self._store.claim(lease, asked)))
@@ -192,7 +192,7 @@ class Claimant:
             won = {each.key for each in mine}
             blocked = [each for each in wanted if each.key not in won]
         if mine:  # half of it is of no use, and somebody else may want it
-            note = replace(self.said, outcome=Outcome.NOTHING, words=_HALF).note()
+            note = replace(self.note, outcome=Outcome.NOTHING, words=_HALF).to_json()
             notes = {each.key: note for each in mine}
             await self._call("release", self._store.release(mine, notes=notes))
         self._in_doubt = False
@@ -205,7 +205,7 @@ class Claimant:
         lease = await self._holding.join(self.wish.keys)
         self._granted_once = True
         info = self._holding.info
-        self.said = RunNote(
+        self.note = RunNote(
             host=info.host,
             pid=info.pid,
             occurrence=self.wish.occurrence,
@@ -223,13 +223,13 @@ class Claimant:
         if moment is None:
             return None
         found = await self._call("checkpoints", self._store.checkpoints(GROUP))
-        ran = occurrences.ran(found.get(key))
+        ran = occurrences.read_progress(found.get(key))
         crashed = ran is not None and ran.started == moment and is_free
         over = ran is not None and ran.done >= moment
         if not (crashed or over):
             return None
         terms = await self._call("history", self._store.history(key, limit=_TERMS))
-        noted = [each for each in entries(terms) if each.said.occurrence == moment]
+        noted = [each for each in log_entries(terms) if each.note.occurrence == moment]
         runs = [each for each in noted if each.ran]
         if not over and noted and not runs and len(terms) < _TERMS:
             return None  # whoever had it let go before anything was run, and said so
@@ -238,15 +238,15 @@ class Claimant:
             later = ran.done if ran is not None and ran.done > moment else None
             return Done(key=key, occurrence=moment, started=not over, holder=holder, later=later)
         others = [each for each in runs if each.holder != self._holding.holder]
-        attempt = others[0].said.attempt + 1 if others else 2
-        self.said = replace(self.said, attempt=attempt)
+        attempt = others[0].note.attempt + 1 if others else 2
+        self.note = replace(self.note, attempt=attempt)
         return None
 
     async def _open(self, won: Mapping[str, Ownership]) -> None:
         first = won[self.wish.keys[0]]
         if self.wish.occurrence is not None:
             mark = CheckpointWrite(
-                ownership=first, position=occurrences.started(self.wish.occurrence)
+                ownership=first, position=occurrences.started_position(self.wish.occurrence)
             )
             if await self._call("checkpoint", self._store.checkpoint([mark])):
                 raise LeaseLost("what was claimed is lost already", key=first.key, reason="fenced")
@@ -365,21 +365,21 @@ class Claimant:
         found = [seen[key] for key in self.wish.keys if key in seen]
         mine = [_proof(each, lease) for each in found if each.holder == lease.holder]
         if mine:
-            note = replace(self.said, outcome=Outcome.NOTHING, words=_UNHEARD).note()
+            note = replace(self.note, outcome=Outcome.NOTHING, words=_UNHEARD).to_json()
             notes = {each.key: note for each in mine}
             await self._say("release", self._store.release(mine, notes=notes))
 
     async def _say_last(self, parting: Parting) -> None:
         note = replace(
-            self.said,
+            self.note,
             outcome=parting.outcome,
             exit_code=parting.exit_code,
-            words=parting.words or self.said.words,
-        ).note()
+            words=parting.words or self.note.words,
+        ).to_json()
         proofs = list(self.ownerships.values())
         if self.wish.occurrence is not None and parting.outcome in _SETTLED:
             mark = CheckpointWrite(
-                ownership=proofs[0], position=occurrences.done(self.wish.occurrence)
+                ownership=proofs[0], position=occurrences.done_position(self.wish.occurrence)
             )
             await self._say("checkpoint", self._store.checkpoint([mark]))
         if parting.to is not None:
@@ -421,11 +421,11 @@ class Claimant:
             FencedWrite: the store refused it: the reservation has ended. It is lost now.
             StoreUnavailable: unknown whether it was stored; the same call may be repeated.
         """
-        said = replace(self.said, words=words)
-        note = Note(ownership=self.ownerships[self.wish.keys[0]], text=said.note())
+        said = replace(self.note, words=words)
+        note = Note(ownership=self.ownerships[self.wish.keys[0]], text=said.to_json())
         if await self._fenced("annotate", self._store.annotate([note])):
             raise self._refused("progress")
-        self.said = said
+        self.note = said
 
     async def _fenced(self, name: str, answer: Awaitable[T]) -> T:
         key = self.wish.keys[0]

@@ -252,7 +252,7 @@ class Holding:
         self, lease: Lease, last_words: Callable[[], Awaitable[None]] | None
     ) -> None:
         failures, limit_s = 0, self._ground.leave_s
-        ladder = Backoff(base_s=limit_s / 32, max_s=limit_s / 4)
+        backoff = Backoff(base_s=limit_s / 32, max_s=limit_s / 4)
         while True:
             try:
                 if last_words is not None:
@@ -261,7 +261,7 @@ class Holding:
             except StoreError as error:
                 failures += 1
                 log.info("%s: no answer to the release: %s", self.holder, error)
-                await self._clock.sleep(ladder.pause_s(failures, self._ground.rng))
+                await self._clock.sleep(backoff.pause_s(failures, self._ground.rng))
             else:
                 return
 

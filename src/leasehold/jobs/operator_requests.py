@@ -1,10 +1,11 @@
-"""What operators have said of jobs: paused, and *run it now*.
+"""The requests of operators for jobs: pause it, and run it now.
 
-An order is the checkpoint of a key beside the job, ``paused/<name>`` or ``wanted/<name>``, that is
-put there without a lease. Its history (``Store.history``) tells when orders were given. What stands
-there and is not of our making is an order too, without words: it is never an error.
+A request is the checkpoint of a key beside the job, ``paused/<name>`` or ``wanted/<name>``, written
+without a lease. The history of that key (``Store.history``) shows when requests were made. A
+checkpoint that Leasehold did not write is a request without text; it is never an error.
 
-A wish for a run is taken once: whoever takes it owns its key for a moment and marks it as taken.
+A request for a run is taken once: the node that takes it owns its key for a moment and writes the
+position *taken*.
 """
 
 from __future__ import annotations
@@ -25,21 +26,21 @@ if TYPE_CHECKING:
     from leasehold.model import Checkpoint
     from leasehold.ports import Store
 
-PAUSED, WANTED = "paused", "wanted"
+PAUSE_GROUP, RUN_GROUP = "paused", "wanted"
 _TRIES, _PAUSE_S = 20, 0.1
-_LONGEST_WORDS = 200
+_LONGEST_TEXT = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorRequest:
-    """What an operator said, and when.
+    """One request of an operator.
 
     Attributes:
-        by: who.
-        why: in their words.
+        by: the operator.
+        why: the reason that the operator gave.
         given_at: when, by the store's clock.
-        until: a pause ends by itself then; None: it lasts until it is ended.
-        number: of a wish: the one to be taken.
+        until: when a pause ends; None: it lasts until it is ended.
+        number: of a request for a run: its sequence number in the store.
     """
 
     by: str
@@ -51,77 +52,64 @@ class OperatorRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorRequests:
-    """All orders that stand, by the name of the job."""
+    """All requests in force, by the name of the job."""
 
     paused: Mapping[str, OperatorRequest]
-    wanted: Mapping[str, OperatorRequest]
+    run_requests: Mapping[str, OperatorRequest]
 
     def is_paused(self, name: str, *, now: datetime) -> bool:
-        """Whether no run of the job may begin at this moment."""
-        order = self.paused.get(name)
-        return order is not None and (order.until is None or now < order.until)
+        """Return whether no run of the job may start now."""
+        request = self.paused.get(name)
+        return request is not None and (request.until is None or now < request.until)
 
 
-def order_key(kind: str, name: str) -> str:
-    """The key of an order for a job.
-
-    Raises:
-        InvalidName: it is no name of a job.
-    """
+def request_key(kind: str, name: str) -> str:
+    """Return the key of a request for a job."""
     return f"{kind}/{job_key(name).partition('/')[2]}"
 
 
 async def pause(
     store: Store, name: str, *, by: str, why: str = "", until: datetime | None = None, clock: Clock
 ) -> None:
-    """Let no run begin until ``resume``, or until a moment. What runs goes on.
-
-    Raises:
-        InvalidName: it is no name of a job.
-    """
-    words = {"by": by, "why": why}
+    """Let no run start until ``resume``, or until a time. Current runs continue."""
+    fields = {"by": by, "why": why}
     if until is not None:
-        words["until"] = until.astimezone(UTC).isoformat()
-    await _put(store, order_key(PAUSED, name), _position(0, words), clock)
+        fields["until"] = until.astimezone(UTC).isoformat()
+    await _put(store, request_key(PAUSE_GROUP, name), _position(0, fields), clock)
 
 
 async def resume(store: Store, name: str, *, clock: Clock) -> bool:
     """End the pause; False if there was none."""
-    key = order_key(PAUSED, name)
-    if key not in await store.checkpoints(PAUSED):
+    key = request_key(PAUSE_GROUP, name)
+    if key not in await store.checkpoints(PAUSE_GROUP):
         return False
     await _put(store, key, None, clock)
     return True
 
 
-async def want(store: Store, name: str, *, by: str, why: str = "", clock: Clock) -> None:
-    """Have it run once as soon as somebody can, schedule or not; a wish that stands is enough.
-
-    Raises:
-        InvalidName: it is no name of a job.
-        JobHeld: somebody has been taking a wish for seconds: try again.
-    """
-    key = order_key(WANTED, name)
-    found = (await store.checkpoints(WANTED)).get(key)
+async def request_run(store: Store, name: str, *, by: str, why: str = "", clock: Clock) -> None:
+    """Request one run, schedule or not, as soon as a node can. One request is kept at a time."""
+    key = request_key(RUN_GROUP, name)
+    found = (await store.checkpoints(RUN_GROUP)).get(key)
     last = -1 if found is None else found.position.sequence_number
-    if last % 2 == 0:  # it stands already
+    if last % 2 == 0:  # there is one already
         return
     await _put(store, key, _position(last + 1, {"by": by, "why": why}), clock)
 
 
-def taken(order: OperatorRequest) -> Position:
-    """The mark on a wish, under the ownership of its key: nobody takes it any more."""
-    return Position(sequence_number=order.number + 1, offset="{}")
+def taken_position(request: OperatorRequest) -> Position:
+    """Return the position that marks a request for a run as taken."""
+    return Position(sequence_number=request.number + 1, offset="{}")
 
 
-async def standing(store: Store) -> OperatorRequests:
-    """All orders that stand. Two reads."""
-    paused, wanted = await store.checkpoints(PAUSED), await store.checkpoints(WANTED)
+async def read_requests(store: Store) -> OperatorRequests:
+    """Read all requests in force. Two calls."""
+    paused, run_requests = await store.checkpoints(PAUSE_GROUP), await store.checkpoints(RUN_GROUP)
     return OperatorRequests(
-        paused={last_part(key): _order(each) for key, each in paused.items()},
-        wanted={
-            last_part(key): _order(each)
-            for key, each in wanted.items()
+        paused={last_part(key): _parse_request(each) for key, each in paused.items()},
+        run_requests={
+            last_part(key): _parse_request(each)
+            for key, each in run_requests.items()
             if each.position.sequence_number % 2 == 0
         },
     )
@@ -147,25 +135,25 @@ async def _put(store: Store, key: str, position: Position | None, clock: Clock) 
     )
 
 
-def _position(number: int, words: Mapping[str, str]) -> Position:
-    kept = {name: each[:_LONGEST_WORDS] for name, each in words.items() if each}
+def _position(number: int, fields: Mapping[str, str]) -> Position:
+    kept = {name: each[:_LONGEST_TEXT] for name, each in fields.items() if each}
     return Position(sequence_number=number, offset=json.dumps(kept, ensure_ascii=False))
 
 
-def _order(checkpoint: Checkpoint) -> OperatorRequest:
+def _parse_request(checkpoint: Checkpoint) -> OperatorRequest:
     position = checkpoint.position
-    words = _words(position.offset)
+    fields = _parse_fields(position.offset)
     return OperatorRequest(
-        by=words.get("by", ""),
-        why=words.get("why", ""),
+        by=fields.get("by", ""),
+        why=fields.get("why", ""),
         given_at=checkpoint.updated_at,
-        until=_moment(words.get("until")),
+        until=_parse_time(fields.get("until")),
         number=position.sequence_number,
     )
 
 
-def _words(text: str) -> dict[str, str]:
-    """The words of an order. One that can not be read stands as well, without them."""
+def _parse_fields(text: str) -> dict[str, str]:
+    """Parse the fields of a request. One that cannot be read is in force too, without fields."""
     try:
         found = json.loads(text or "{}")
     except (ValueError, RecursionError):
@@ -175,8 +163,8 @@ def _words(text: str) -> dict[str, str]:
     return {name: each for name, each in found.items() if isinstance(each, str)}
 
 
-def _moment(text: str | None) -> datetime | None:
-    """The end of a pause; None if it has none that can be read: then it lasts until it is ended."""
+def _parse_time(text: str | None) -> datetime | None:
+    """Parse the end of a pause; None if it cannot be read: then ``resume`` ends it."""
     if text is None:
         return None
     try:

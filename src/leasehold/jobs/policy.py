@@ -1,4 +1,4 @@
-"""What is to be done about runs that crashed, were missed, take too long, or fail."""
+"""``Policy``: what to do about runs that crash, fail, overlap, take too long or are missed."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ _YEAR_S = 366 * 86400.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """How the runs of a schedule are treated.
+    """What to do about the runs of a schedule.
 
     Attributes:
         on_crash: run the occurrence again, or leave it.
         catch_up: which of the missed occurrences are run.
-        max_age: a missed occurrence that is older is never run; None: any age.
-        overlap: what to do if the run before has not ended.
-        jitter: each job begins up to so much later than the schedule says, always by the same part.
-        timeout: a run that takes longer is stopped, and has failed; None: it may take for ever.
-        retries: a run that failed is tried so many times more, with growing pauses from
-            ``retry_pause`` on, before the occurrence counts as done.
+        max_age: a missed occurrence that is older is never run; None: no limit.
+        overlap: what to do if the previous run has not ended.
+        jitter: each job starts up to this much later than scheduled, always by the same part.
+        timeout: a run that takes longer is stopped and has failed; None: no limit.
+        retries: how often a failed run is tried again, with growing pauses from ``retry_pause``
+            on, before the occurrence counts as done.
 
     Raises:
         InvalidDuration: a duration is negative or longer than a year.
-        InvalidOptions: ``retries`` is no number from 0 to 100.
+        InvalidOptions: ``retries`` is not a number from 0 to 100.
     """
 
     on_crash: OnCrash = OnCrash.RUN_AGAIN
@@ -44,18 +44,20 @@ class Policy:
     retry_pause: timedelta = timedelta(seconds=2)
 
     def __post_init__(self) -> None:
-        """Refuse what can not be meant."""
+        """Check the values."""
         for what in ("max_age", "jitter", "timeout", "retry_pause"):
             given = getattr(self, what)
             if given is not None:
                 seconds_of(given, what=what, min_s=0.0, max_s=_YEAR_S)
-        most = 100
+        max_retries = 100
         retries: object = self.retries
-        if not isinstance(retries, int) or not 0 <= retries <= most:
-            raise InvalidOptions(f"retries must be a number from 0 to {most}, not {retries!r}")
+        if not isinstance(retries, int) or not 0 <= retries <= max_retries:
+            raise InvalidOptions(
+                f"retries must be a number from 0 to {max_retries}, not {retries!r}"
+            )
 
     @property
     def pauses(self) -> Backoff:
-        """Between the attempts."""
+        """The pauses between the attempts."""
         base_s = self.retry_pause.total_seconds()
         return Backoff(base_s=base_s, max_s=max(base_s, 60.0))

@@ -1,23 +1,20 @@
-"""Reserving a job: one process at a time has it, kept alive in the background.
+"""Reserve a job: one process at a time has it, and a background thread renews its lease.
 
-``reserve`` waits for it, ``try_reserve`` asks once. Guarantees:
+``reserve`` waits for it, ``try_reserve`` asks once; both have ``async`` variants. Guarantees:
 
-- Of all that reserve the same name in the same store one at most has it. Several names are had
-  together or not at all.
-- Whoever has lost it hears so at once, and before anybody else can have it: ``lost`` is set while
-  there is still time to stop. ``check`` is right even directly after a pause of the process.
-- ``epoch`` rises with each reservation of a name. Show it to whatever the job writes to: a place
-  that keeps the highest epoch it has seen refuses a job that slept through its lease.
-- With an ``occurrence`` the run of that moment is reserved: once it is done nobody gets it again,
-  however short it was and whatever the clocks say.
-- The log of the job tells of each reservation: begun in the step that takes it, ended in the step
-  that releases it.
-
-Reserving a job from asyncio: the same reservation, and methods to await.
-
-The lease is renewed in a thread of its own, as for everybody else: an event loop that is blocked
-for a while, by the job's own work, does not cost the reservation. Such a loop hears of a loss only
-when it runs again; ``check`` is right even then.
+- At most one process in the same store has a name at a time. Several names are reserved together
+  or not at all.
+- A loss is reported before another process can have the job: ``lost`` is set while there is still
+  time to stop. ``check`` is right even directly after a pause of the process.
+- ``epoch`` rises with each reservation of a name. Pass it to every system that the job writes to:
+  one that keeps the highest epoch it has seen rejects a job that was paused past its lease.
+- With an ``occurrence`` the run of that time is reserved. Once it is done it cannot be reserved
+  again, however short it was and whatever the clocks show.
+- The log of the job has each reservation: it begins in the step that reserves the job and ends in
+  the step that releases it.
+- The lease is renewed in its own thread, also for asyncio. An event loop that is blocked by the
+  job's own work keeps the reservation, but learns of a loss only when it runs again; ``check`` is
+  right even then.
 """
 
 from __future__ import annotations
@@ -50,18 +47,17 @@ if TYPE_CHECKING:
 
 J = TypeVar("J")
 
-_AT_ONCE = timedelta(0)
+_NO_WAIT = timedelta(0)
 
 
 class Reservation:
     """A job that is reserved here. All methods may be called from any thread.
 
-    It is a context manager: leaving the block releases it. By an error: as failed, with the error's
-    words; by ``LeaseLost``: as lost.
+    It is a context manager: leaving the block releases it. After an error the outcome is failed,
+    with the error's text; after ``LeaseLost`` it is lost.
     """
 
     def __init__(self, request: Request, claimant: Claimant) -> None:
-        """``request`` holds it already."""
         self._request = request
         self._claimant = claimant
         self.key: str = claimant.wish.keys[0]
@@ -72,7 +68,7 @@ class Reservation:
 
     @property
     def name(self) -> str:
-        """The job."""
+        """The name of the job."""
         return last_part(self.key)
 
     @property
@@ -87,23 +83,23 @@ class Reservation:
 
     @property
     def holder(self) -> str:
-        """Who we are to the others."""
+        """The holder id of this reservation."""
         return self._claimant.ownerships[self.key].holder
 
     @property
     def lease_id(self) -> str:
-        """Names this reservation's lease: no two have the same, and it is no secret."""
+        """The id of this reservation's lease: unique, and not a secret."""
         return self.holder
 
     @property
     def occurrence(self) -> datetime | None:
-        """The moment whose run this is, in UTC; None if it is reserved without one."""
+        """The occurrence whose run this is, in UTC; None if it is reserved without one."""
         return self._claimant.wish.occurrence
 
     @property
     def attempt(self) -> int:
         """1 for the first try of the occurrence, 2 after one that crashed, and so on."""
-        return self._claimant.said.attempt
+        return self._claimant.note.attempt
 
     @property
     def lost(self) -> threading.Event:
@@ -118,14 +114,14 @@ class Reservation:
         return self._claimant.ended or TRUST_OVER
 
     def remaining(self) -> timedelta:
-        """How long it is until the work must have stopped, if no renewal succeeds any more."""
+        """Return how long until the work must have stopped, if no renewal succeeds."""
         return timedelta(seconds=self._claimant.remaining_s())
 
     def check(self) -> None:
-        """Return if the job may go on at this very moment.
+        """Return if the job may continue now.
 
         Raises:
-            LeaseLost: it may not, with the reason.
+            LeaseLost: the job must stop; ``reason`` says why.
         """
         why = self.why_lost
         if why is not None:
@@ -138,16 +134,16 @@ class Reservation:
             )
 
     def mark(self, number: int, *, note: str = "") -> None:
-        """Store how far the job is, fenced by its epoch: the checkpoint of its key.
+        """Store the position of the job, fenced by its epoch: the checkpoint of its key.
 
-        Not for the runs of occurrences: there the checkpoint tells which of them are done.
+        Not for the runs of occurrences: there the checkpoint records which of them are done.
 
         Raises:
             LeaseLost: the reservation has ended here, before it was sent or before the answer.
             FencedWrite: the store says that it has ended.
             CheckpointBehind: a higher number is stored; it stays.
             StoreUnavailable: unknown whether it was stored; the same call may be repeated.
-            UsageError: it is no number from -1 up, the note can not be kept, or an occurrence is
+            UsageError: the number is less than -1, the note cannot be stored, or an occurrence is
                 reserved.
         """
         if self.occurrence is not None:
@@ -160,7 +156,7 @@ class Reservation:
         self._request.call(lambda: self._claimant.mark(position))
 
     def progress(self, words: str) -> None:
-        """Have the log of the job say how far the run is; the last words stay. Fenced as a mark is.
+        """Write the progress of the run to the log of the job; the last one stays. Fenced.
 
         Raises:
             LeaseLost: the reservation has ended here, before it was sent or before the answer.
@@ -171,9 +167,10 @@ class Reservation:
         self._request.call(lambda: self._claimant.progress(words))
 
     def give_up(self) -> None:
-        """Renew it no more, for work that does not stop: it is ``lost`` in a moment.
+        """Stop renewing it, for work that does not stop: ``lost`` is set soon.
 
-        Nobody else has it before ``remaining`` is over. ``release`` it when the work has stopped.
+        No other process has it before ``remaining`` is over. ``release`` it when the work has
+        stopped.
         """
         self._request.give_up(self._claimant)
 
@@ -185,13 +182,14 @@ class Reservation:
         exit_code: int | None = None,
         words: str = "",
     ) -> None:
-        """Let go at once; others may have it when this returns. Again is harmless.
+        """Release the job; others may have it when this returns. Safe to call twice.
 
-        Call it when the work has stopped. ``to``: the holder that it is kept for. A store that does
-        not answer is told for as long as the lease lasts, 15 s at most; then time ends it.
+        Call it when the work has stopped. ``to`` is the holder that it is reserved for. A store
+        that does not answer is retried for as long as the lease lasts, at most 15 s; then the lease
+        expires.
 
-        ``outcome`` (ok, or handed over if it is), ``exit_code`` and ``words`` are for the log. An
-        occurrence that ended as ok or failed is done; after any other outcome it is still open.
+        ``outcome`` (by default ok, or handed over with ``to``), ``exit_code`` and ``words`` are for
+        the log. An occurrence that ended as ok or failed is done; otherwise it is still open.
         """
         default = Outcome.OK if to is None else Outcome.HANDED_OVER
         parting = Parting(to=to, outcome=outcome or default, exit_code=exit_code, words=words)
@@ -206,19 +204,19 @@ class Reservation:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        outcome, words = verdict(error)
+        outcome, words = outcome_of(error)
         self.release(outcome=outcome, words=words)
 
 
-def verdict(error: BaseException | None) -> tuple[Outcome, str]:
-    """What the log is told of a block that was left by this error, or by none."""
+def outcome_of(error: BaseException | None) -> tuple[Outcome, str]:
+    """Return the outcome and the text for a block that was left by this error, or by none."""
     if error is None or (isinstance(error, SystemExit) and not error.code):
         return Outcome.OK, ""
     text = str(error)
     words = f"{type(error).__name__}: {text}" if text else type(error).__name__
     if isinstance(error, LeaseLost):
         return Outcome.LOST, words
-    # Who was interrupted or called off has not come to an end: the occurrence is still open.
+    # An interrupted or cancelled block has not finished: the occurrence is still open.
     ended = isinstance(error, Exception | SystemExit)
     return (Outcome.FAILED if ended else Outcome.KILLED), words
 
@@ -228,7 +226,7 @@ def try_reserve(
     *,
     store: str | Store,
     lease: timedelta = DEFAULT_LEASE,
-    wait: timedelta | None = _AT_ONCE,
+    wait: timedelta | None = _NO_WAIT,
     occurrence: datetime | None = None,
     on_crash: OnCrash = OnCrash.RUN_AGAIN,
     schedule: str = "",
@@ -237,17 +235,17 @@ def try_reserve(
     on_lost: Callable[[str], None] | None = None,
     clock: Clock | None = None,
 ) -> Reservation | Held | Done:
-    """Reserve a job, or say who has it. Blocks for ``wait`` at most; None waits for ever.
+    """Reserve a job, or return who has it. Blocks for ``wait`` at most; None waits forever.
 
-    ``occurrence``: reserve the run of this moment, to the second; ``Done`` says that it is over.
-    If it was started and its holder died it is run again, or with ``OnCrash.LEAVE`` not.
-    ``schedule`` is the schedule's text, for the log. ``also`` are further names, had together with
-    the first or not at all. ``on_lost`` is called with the reason, in another thread, and must
-    return at once.
+    ``occurrence``: reserve the run of this time, to the second; ``Done`` means that it is over.
+    If it was started and its holder crashed it is run again, unless ``OnCrash.LEAVE`` is given.
+    ``schedule`` is the schedule's text, for the log. ``also`` are further names, reserved together
+    with the first or not at all. ``on_lost`` is called with the reason, in another thread, and must
+    not block.
 
     Raises:
         InvalidName, InvalidDuration: with what is wrong and what to write.
-        InvalidUrl, StoreUnavailable, StoreUnusable: the store can not be asked.
+        InvalidUrl, StoreUnavailable, StoreUnusable: the store cannot be used.
         UsageError: the occurrence has no time zone, or the job has positions of its own.
     """
     wish = Wish.of(
@@ -282,10 +280,10 @@ def reserve(
     on_lost: Callable[[str], None] | None = None,
     clock: Clock | None = None,
 ) -> Iterator[Reservation]:
-    """Have a job reserved in a block; see ``try_reserve``. It is released at the end of the block.
+    """Reserve a job for a block; see ``try_reserve``. It is released at the end of the block.
 
     Raises:
-        JobHeld: ``wait`` is over and somebody else has it; the message says who.
+        JobHeld: ``wait`` is over and another process has it; the message says which.
         JobDone: the run of the occurrence is over.
         InvalidName, InvalidDuration, InvalidUrl, StoreUnavailable, StoreUnusable, UsageError: as
             there.
@@ -303,17 +301,12 @@ def reserve(
         on_lost=on_lost,
         clock=clock,
     )
-    with reserved(answer) as job:
+    with require_reservation(answer) as job:
         yield job
 
 
-def reserved(answer: J | Held | Done) -> J:
-    """The reservation, if the answer is one.
-
-    Raises:
-        JobHeld: somebody else has it.
-        JobDone: the run of the occurrence is over.
-    """
+def require_reservation(answer: J | Held | Done) -> J:
+    """Return the reservation; raise ``JobHeld`` or ``JobDone`` if the answer is not one."""
     if isinstance(answer, Held):
         raise JobHeld(
             str(answer), holder=answer.holder, epoch=answer.epoch, ends_in_s=answer.ends_in_s
@@ -327,13 +320,12 @@ T = TypeVar("T")
 
 
 class AsyncReservation:
-    """A job that is reserved here; see ``Reservation``. It belongs to the loop it was made in.
+    """A job that is reserved here; see ``Reservation``. Use it in the loop it was made in.
 
     It is an asynchronous context manager: leaving the block releases it.
     """
 
     def __init__(self, job: Reservation, lost: asyncio.Event) -> None:
-        """``lost`` is set when ``job`` is."""
         self._job = job
         self.lost = lost
         self.key: str = job.key
@@ -354,27 +346,27 @@ class AsyncReservation:
         return self._job.why_lost
 
     def remaining(self) -> timedelta:
-        """How long it is until the work must have stopped, if no renewal succeeds any more."""
+        """Return how long until the work must have stopped, if no renewal succeeds."""
         return self._job.remaining()
 
     def check(self) -> None:
-        """Return if the job may go on at this very moment.
+        """Return if the job may continue now.
 
         Raises:
-            LeaseLost: it may not, with the reason.
+            LeaseLost: the job must stop; ``reason`` says why.
         """
         self._job.check()
 
     async def mark(self, number: int, *, note: str = "") -> None:
-        """See ``Reservation.mark``."""
-        await _elsewhere(lambda: self._job.mark(number, note=note))
+        """Store the position of the job; see ``Reservation.mark``."""
+        await _in_thread(lambda: self._job.mark(number, note=note))
 
     async def progress(self, words: str) -> None:
-        """See ``Reservation.progress``."""
-        await _elsewhere(lambda: self._job.progress(words))
+        """Write the progress of the run; see ``Reservation.progress``."""
+        await _in_thread(lambda: self._job.progress(words))
 
     def give_up(self) -> None:
-        """See ``Reservation.give_up``."""
+        """Stop renewing it; see ``Reservation.give_up``."""
         self._job.give_up()
 
     async def release(
@@ -385,8 +377,8 @@ class AsyncReservation:
         exit_code: int | None = None,
         words: str = "",
     ) -> None:
-        """See ``Reservation.release``. Who is called off meanwhile waits for it nevertheless."""
-        await _elsewhere(
+        """Release the job; see ``Reservation.release``. A cancelled task waits for it too."""
+        await _in_thread(
             lambda: self._job.release(to=to, outcome=outcome, exit_code=exit_code, words=words)
         )
 
@@ -399,7 +391,7 @@ class AsyncReservation:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        outcome, words = verdict(error)
+        outcome, words = outcome_of(error)
         await self.release(outcome=outcome, words=words)
 
 
@@ -408,7 +400,7 @@ async def try_reserve_async(
     *,
     store: str | Store,
     lease: timedelta = DEFAULT_LEASE,
-    wait: timedelta | None = _AT_ONCE,
+    wait: timedelta | None = _NO_WAIT,
     occurrence: datetime | None = None,
     on_crash: OnCrash = OnCrash.RUN_AGAIN,
     schedule: str = "",
@@ -423,7 +415,7 @@ async def try_reserve_async(
 
     Raises:
         InvalidName, InvalidDuration: with what is wrong and what to write.
-        InvalidUrl, StoreUnavailable, StoreUnusable: the store can not be asked.
+        InvalidUrl, StoreUnavailable, StoreUnusable: the store cannot be used.
         UsageError: the occurrence has no time zone, or the job has positions of its own.
     """
     wish = Wish.of(
@@ -444,7 +436,7 @@ async def try_reserve_async(
 
     request = Request(wish, store=store, clock=clock, on_lost=tell)
     try:
-        answer = await _elsewhere(lambda: request.ask(wait=wait), call_off=request.cancel)
+        answer = await _in_thread(lambda: request.ask(wait=wait), call_off=request.cancel)
     except asyncio.CancelledError:
         request.release()  # it may have come in the very moment of the calling off
         raise
@@ -472,7 +464,7 @@ async def reserve_async(
     """Have a job reserved in a block; see ``reserve``. It is released at the end of the block.
 
     Raises:
-        JobHeld: ``wait`` is over and somebody else has it; the message says who.
+        JobHeld: ``wait`` is over and another process has it; the message says which.
         JobDone: the run of the occurrence is over.
         InvalidName, InvalidDuration, InvalidUrl, StoreUnavailable, StoreUnusable, UsageError: as
             there.
@@ -489,11 +481,11 @@ async def reserve_async(
         holder_name=holder_name,
         clock=clock,
     )
-    async with reserved(answer) as job:
+    async with require_reservation(answer) as job:
         yield job
 
 
-async def _elsewhere(work: Callable[[], T], *, call_off: Callable[[], None] = lambda: None) -> T:
+async def _in_thread(work: Callable[[], T], *, call_off: Callable[[], None] = lambda: None) -> T:
     """Do it in another thread. Who is called off meanwhile waits for its end, and leaves then."""
     doing = asyncio.ensure_future(asyncio.to_thread(work))
     try:

@@ -1,15 +1,15 @@
-"""A manager of reservations, for programs that reserve many jobs by name: yes or no.
+"""``Reserver``: for programs that reserve many jobs by name.
 
 Guarantees:
 
-- ``try_reserve`` is True for one reserver and one thread at a time, over all processes. Who has
-  been told so, and has lost it since, keeps the others of its own program out until it cancels.
-  No thread that reserved a job before can end a reservation that another has made since.
-- What is reserved is renewed in the background, all of it under one lease, until it is cancelled
-  or the reserver is disposed of. When that fails ``has_reservation`` is False, in time, and
-  ``on_lost`` is told.
-- Trouble with the store is tried again with growing pauses. No try begins after ``patience``. It
-  is an error then, and never a yes.
+- ``try_reserve`` is True for one reserver and one thread at a time, over all processes. After a
+  loss it is False in the same program until the thread that had the job cancels. A thread that
+  reserved a job before cannot end a reservation that another has made since.
+- Reservations are renewed in the background, under one lease, until they are cancelled or the
+  reserver is disposed of. If that fails, ``has_reservation`` is False in time and ``on_lost`` is
+  called.
+- A store failure is retried with growing pauses. No try begins after ``patience``; then it is an
+  error, and never True.
 
 All methods may be called from any thread.
 """
@@ -48,19 +48,19 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("leasehold.jobs")
 
-_TRIES = 10
-_PAUSES = Backoff(base_s=2.0, max_s=60.0)
-_DISPOSAL_S = 30.0
-_KEYS = 4096
+_MAX_TRIES = 10
+_BACKOFF = Backoff(base_s=2.0, max_s=60.0)
+_DISPOSE_TIMEOUT_S = 30.0
+_CACHED_KEYS = 4096
 
 
 class _ReserveCall(LoopAnswer["Ownership | None"]):
-    """A key to be taken under a lease of this length, or the one that was ``had`` to be given back.
+    """A call to reserve a key under a lease of this length, or to release ``ownership``.
 
-    The answer is the proof of what was taken; None: it was not, or is given back.
+    The answer is the ownership; None: the key was not reserved, or it is released.
     """
 
-    __slots__ = ("had", "key", "lease", "note")
+    __slots__ = ("key", "lease", "note", "ownership")
 
     def __init__(
         self,
@@ -68,10 +68,10 @@ class _ReserveCall(LoopAnswer["Ownership | None"]):
         key: str,
         note: str,
         lease: timedelta | None = None,
-        had: Ownership | None = None,
+        ownership: Ownership | None = None,
     ) -> None:
         super().__init__()
-        self.key, self.note, self.lease, self.had = key, note, lease, had
+        self.key, self.note, self.lease, self.ownership = key, note, lease, ownership
 
 
 class Reserver:
@@ -89,87 +89,91 @@ class Reserver:
     ) -> None:
         """Start a thread, open the store and ask for a lease.
 
-        ``store``: a URL, or a store that serves any event loop. ``patience``: how long trouble with
-        the store is borne before it is an error; one lease if it is not given. ``on_lost(name,
-        reason)`` is called in the thread that renews, and must return at once.
+        ``store`` is a URL, or a store that serves any event loop. ``patience`` is how long store
+        failures are retried before they raise; by default one lease. ``on_lost(name, reason)`` is
+        called in the thread that renews, and must not block.
 
         Raises:
             InvalidName, InvalidDuration: with what is wrong and what to write.
-            InvalidUrl, StoreUnavailable, StoreUnusable: the store can not be asked.
+            InvalidUrl, StoreUnavailable, StoreUnusable: the store cannot be used.
         """
         self._given, self._lease = store, lease
         timing_of(lease)
-        self._patience_s = (lease if patience is None else patience).total_seconds()
+        self._timeout_s = (lease if patience is None else patience).total_seconds()
         self._name = check_name(holder_name or "reserver", what="holder name")
         self._on_lost = on_lost
         self._clock = clock or SystemClock()
         self._rng = system_random()
-        self._said = RunNote(host=host_name(), pid=os.getpid())
-        self._begins = self._said.note()
-        self._ends = {each: replace(self._said, outcome=each).note() for each in Outcome}
-        self._unheard = replace(self._said, outcome=Outcome.NOTHING, words="called off").note()
-        self._rings: dict[timedelta, tuple[Keyring, asyncio.Task[None]]] = {}
-        self._ring_of: dict[str, Keyring] = {}
-        self._had: dict[str, Ownership] = {}  # told to somebody, lost or not, and not cancelled yet
-        self._own = threading.local()  # by key, what this very thread was told last
-        self._asks: deque[_ReserveCall] = deque()
-        self._called = False
+        self._note = RunNote(host=host_name(), pid=os.getpid())
+        self._start_note = self._note.to_json()
+        self._end_notes = {each: replace(self._note, outcome=each).to_json() for each in Outcome}
+        self._cancelled_note = replace(
+            self._note, outcome=Outcome.NOTHING, words="called off"
+        ).to_json()
+        self._keyrings: dict[timedelta, tuple[Keyring, asyncio.Task[None]]] = {}
+        self._keyring_of: dict[str, Keyring] = {}
+        self._held: dict[
+            str, Ownership
+        ] = {}  # by key: returned to a caller, lost or not, and not cancelled yet
+        self._thread_local = threading.local()  # by key: what this thread reserved last
+        self._calls: deque[_ReserveCall] = deque()
+        self._posted = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._opened: LoopAnswer[None] = LoopAnswer()
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
         # A daemon: a program that forgot to dispose of it must still be able to end.
-        self._thread = threading.Thread(target=self._live, name="reserver", daemon=True)
+        self._thread = threading.Thread(target=self._run_thread, name="reserver", daemon=True)
         self._thread.start()
         try:
             self._opened.of(self._thread)
-        except BaseException:  # KeyboardInterrupt too: nobody would dispose of it any more
+        except BaseException:  # KeyboardInterrupt too: the caller could not dispose of it
             self.dispose()
             raise
 
     def try_reserve(self, name: str, seconds: float | None = None) -> bool:
-        """Reserve a job: True if it is ours now, False if somebody has it, this reserver included.
+        """Reserve a job; False if it is held already, by this reserver or another.
 
-        After a loss it is False here until the one who had it has called ``cancel_reservation``.
+        After a loss it is False here until the thread that had it calls ``cancel_reservation``.
 
-        ``seconds``: the length of its lease, which is how long after our death others wait for it;
-        if not given, that of the reserver. Each length in use is one lease more to renew.
+        ``seconds`` is the length of its lease: how long others wait after a crash of this process.
+        By default it is that of the reserver. Each length in use is one more lease to renew.
 
         Raises:
             InvalidName, InvalidDuration: with what is wrong and what to write.
-            StoreUnavailable, StoreUnusable: the store could not be asked, for all the patience.
+            StoreUnavailable, StoreUnusable: the store could not be used within ``patience``.
             LeaseLost: the reserver was disposed of.
         """
         lease = self._lease if seconds is None else timedelta(seconds=seconds)
-        if lease not in self._rings:
+        if lease not in self._keyrings:
             timing_of(lease)
         key = _key_of(name)
-        proof = self._ask(_ReserveCall(key=key, note=self._begins, lease=lease))
-        if proof is None:
+        ownership = self._submit(_ReserveCall(key=key, note=self._start_note, lease=lease))
+        if ownership is None:
             return False
-        self._own.__dict__[key] = proof
+        self._thread_local.__dict__[key] = ownership
         return True
 
     def has_reservation(self, name: str) -> bool:
-        """Whether the job is reserved here, and may go on, at this very moment."""
+        """Return whether the job is reserved here and may continue now."""
         return self._holding(name) is not None
 
     def lease_id(self, name: str) -> str:
-        """Names the lease the job is reserved under, which is no secret; empty if it is not."""
-        ring = self._holding(name)
-        return "" if ring is None else ring.holder
+        """Return the id of the lease of the reservation, not a secret; empty if there is none."""
+        keyring = self._holding(name)
+        return "" if keyring is None else keyring.holder
 
     def epoch(self, name: str) -> int:
-        """The fencing token of the reservation; 0 if there is none."""
-        ring = self._holding(name)
-        proof = None if ring is None else ring.ownership(job_key(name))
-        return 0 if proof is None else proof.epoch
+        """Return the fencing token of the reservation; 0 if there is none."""
+        keyring = self._holding(name)
+        ownership = None if keyring is None else keyring.ownership(job_key(name))
+        return 0 if ownership is None else ownership.epoch
 
     def remaining(self, name: str) -> timedelta:
-        """How long until the work on it must have stopped, if no renewal succeeds any more."""
+        """Return how long until the work must have stopped, if no renewal succeeds."""
         key = job_key(name)
-        ring = self._ring_of.get(key)
-        return timedelta(seconds=0.0 if ring is None else ring.remaining_s(key))
+        keyring = self._keyring_of.get(key)
+        return timedelta(seconds=0.0 if keyring is None else keyring.remaining_s(key))
 
     def cancel_reservation(
         self,
@@ -179,42 +183,42 @@ class Reserver:
         outcome: Outcome = Outcome.OK,
         words: str = "",
     ) -> None:
-        """Release the job at once; without a reservation it is harmless.
+        """Release the job; without a reservation this does nothing.
 
-        Call it when the work has stopped, also after a loss. ``epoch`` says which reservation is
-        meant: if it is over, nothing happens. Give it wherever another thread than the one that
-        reserved the job cancels it. Without, a thread that has reserved the job ends its own, and
-        one that never has ends that of the program.
+        Call it when the work has stopped, also after a loss. ``epoch`` names the reservation: if it
+        is over, nothing happens. Pass it wherever another thread than the one that reserved the job
+        cancels it. Without it, a thread that has reserved the job ends its own reservation, and one
+        that never has ends that of the program.
 
-        ``outcome`` and ``words`` are for the log. A store that does not answer is told for 15 s at
-        most, or one lease; then later, or time ends it.
+        ``outcome`` and ``words`` are for the log. A store that does not answer is retried for 15 s
+        or one lease at most; then it is released later, or the lease expires.
 
         Raises:
             UsageError: this thread's own reservation is over, and another thread has one now.
         """
         key = _key_of(name)
-        had = self._had.get(key)
-        if had is None or epoch not in (None, had.epoch):
+        ownership = self._held.get(key)
+        if ownership is None or epoch not in (None, ownership.epoch):
             return
-        own = self._own.__dict__.get(key, had)
-        if epoch is None and own is not had:
+        own = self._thread_local.__dict__.get(key, ownership)
+        if epoch is None and own is not ownership:
             raise UsageError(
                 f"the reservation of {name!r} that this thread had (epoch {own.epoch}) is over; "
-                f"another thread has one now (epoch {had.epoch}), which goes on: cancel each once, "
-                "or say which by epoch="
+                f"another thread has one now (epoch {ownership.epoch}), which goes on: cancel each "
+                "once, or say which by epoch="
             )
-        note = self._ends[outcome]
+        note = self._end_notes[outcome]
         if words:
-            note = replace(self._said, outcome=outcome, words=words).note()
+            note = replace(self._note, outcome=outcome, words=words).to_json()
         with suppress(LeaseLost):  # it was disposed of, which has released all
-            self._ask(_ReserveCall(key=key, note=note, had=had))
+            self._submit(_ReserveCall(key=key, note=note, ownership=ownership))
 
     def dispose(self) -> None:
-        """Release all and renew nothing any more. Again is harmless."""
+        """Release all, and stop renewing. Safe to call twice."""
         with suppress(LoopOver):  # it was disposed of
             post(self._loop, self._stop.set)
         if self._thread is not threading.current_thread():
-            self._thread.join(_DISPOSAL_S)
+            self._thread.join(_DISPOSE_TIMEOUT_S)
 
     def __enter__(self) -> Self:
         return self
@@ -231,42 +235,41 @@ class Reserver:
 
     def _holding(self, name: str) -> Keyring | None:
         key = job_key(name)
-        ring, proof = self._ring_of.get(key), self._had.get(key)
-        if ring is None or proof is None or ring.ownership(key) is not proof:
-            return None  # also for the moment in which what nobody waits for is given back
-        return ring if ring.valid(key) else None
+        keyring, ownership = self._keyring_of.get(key), self._held.get(key)
+        if keyring is None or ownership is None or keyring.ownership(key) is not ownership:
+            return None  # also while a reservation that no thread waits for is released
+        return keyring if keyring.valid(key) else None
 
-    def _ask(self, ask: _ReserveCall) -> Ownership | None:
-        """Have it done in the thread of the reserver, with all that others ask for just now."""
+    def _submit(self, call: _ReserveCall) -> Ownership | None:
+        """Run the call in the thread of the reserver, together with those of other threads."""
         try:
-            self._asks.append(ask)
-            if not self._called:
-                self._called = True
-                self._call()
-            return ask.of(self._thread)
+            self._calls.append(call)
+            if not self._posted:
+                self._posted = True
+                self._post_dispatch()
+            return call.of(self._thread)
         except LoopOver as error:
             raise LeaseLost("the reserver was disposed of", reason="released") from error
-        except BaseException:  # of a signal handler: nobody would cancel it any more
+        except BaseException:  # of a signal handler: no thread would cancel it
             with suppress(LoopOver):
-                self._call_off(ask)
+                self._cancel_call(call)
             raise
 
-    def _call(self) -> None:
-        post(self._loop, self._share_out)
+    def _post_dispatch(self) -> None:
+        post(self._loop, self._dispatch)
 
-    def _call_off(self, ask: _ReserveCall) -> None:
-        """Nobody waits for the answer. A release goes on; what is had, or will be, is given back.
-
-        Also after an answer that was an error: then nothing was had.
-        """
-        if ask.lease is not None and not ask.cancel():
+    def _cancel_call(self, call: _ReserveCall) -> None:
+        """Cancel a call that no thread waits for. A release continues; a reservation ends."""
+        if call.lease is not None and not call.cancel():
             with suppress(LeaseholdError):
-                had = ask.of(self._thread)
-                if had is not None:  # in the very moment of the calling off
-                    self._asks.append(_ReserveCall(key=ask.key, note=self._unheard, had=had))
-        self._call()  # in any case: the call may have been what was interrupted
+                ownership = call.of(self._thread)
+                if ownership is not None:  # reserved at the moment of the cancellation
+                    self._calls.append(
+                        _ReserveCall(key=call.key, note=self._cancelled_note, ownership=ownership)
+                    )
+        self._post_dispatch()  # in any case: posting may have been what was interrupted
 
-    def _live(self) -> None:
+    def _run_thread(self) -> None:
         try:
             with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
                 runner.run(self._main())
@@ -281,131 +284,131 @@ class Reserver:
                 store = await undo.enter_async_context(open_store(store, clock=self._clock))
             self._store = store
             undo.push_async_callback(self._leave)
-            await self._ring(self._lease, within_s=self._patience_s)
+            await self._joined_keyring(self._lease, within_s=self._timeout_s)
             self._opened.give(None)
             await self._stop.wait()
 
     async def _leave(self) -> None:
-        await asyncio.gather(*(ring.leave() for ring, _ in self._rings.values()))
-        for _, keeping in self._rings.values():
+        await asyncio.gather(*(keyring.leave() for keyring, _ in self._keyrings.values()))
+        for _, keeping in self._keyrings.values():
             keeping.cancel()
-        keepings = [keeping for _, keeping in self._rings.values()]
+        keepings = [keeping for _, keeping in self._keyrings.values()]
         await asyncio.gather(*keepings, return_exceptions=True)
 
-    def _share_out(self) -> None:
-        """Send what has been asked for since the last time: one task for each lease, no more."""
-        self._called = False  # whoever comes from now on calls again
-        asks: dict[timedelta | Keyring, list[_ReserveCall]] = {}
-        while self._asks:
-            ask = self._asks.popleft()
-            if ask.cancelled:
+    def _dispatch(self) -> None:
+        """Start the calls made since the last time: one task for each lease."""
+        self._posted = False  # later calls post again
+        calls: dict[timedelta | Keyring, list[_ReserveCall]] = {}
+        while self._calls:
+            call = self._calls.popleft()
+            if call.cancelled:
                 continue
-            asks.setdefault(ask.lease or self._ring_of[ask.key], []).append(ask)
-        for where, together in asks.items():
+            calls.setdefault(call.lease or self._keyring_of[call.key], []).append(call)
+        for where, together in calls.items():
             answering = self._answer(where, together)
             self._tasks.add(task := asyncio.create_task(answering))
             task.add_done_callback(self._tasks.discard)
 
-    async def _answer(self, where: timedelta | Keyring, asks: Sequence[_ReserveCall]) -> None:
+    async def _answer(self, where: timedelta | Keyring, calls: Sequence[_ReserveCall]) -> None:
         try:
             if isinstance(where, Keyring):
-                await self._let_go(where, asks)
-                for ask in asks:
-                    ask.give(None)
+                await self._release(where, calls)
+                for call in calls:
+                    call.give(None)
             else:
-                await self._have(where, asks)
+                await self._reserve(where, calls)
         except BaseException as error:
-            told = error if isinstance(error, LeaseholdError) else LoopOver(str(error))
-            for ask in asks:
-                ask.fail(told)
+            reported = error if isinstance(error, LeaseholdError) else LoopOver(str(error))
+            for call in calls:
+                call.fail(reported)
             if not isinstance(error, LeaseholdError):
                 raise
 
-    async def _have(self, lease: timedelta, asks: Sequence[_ReserveCall]) -> None:
-        """Take what is asked for; of several threads the first has it."""
-        wanted = {ask.key: ask.note for ask in asks if ask.key not in self._had}
-        ring, won = await self._take(wanted, lease) if wanted else (None, {})
-        for ask in asks:
-            if not ask.begin():
-                continue  # it was called off; from here on it can not be
-            proof = None if ask.key in self._had else won.get(ask.key)
-            if proof is not None and ring is not None:
-                self._had[ask.key], self._ring_of[ask.key] = proof, ring
-            ask.give(proof)
-        left = [key for key, proof in won.items() if self._had.get(key) is not proof]
-        if left and ring is not None:
-            await ring.release(dict.fromkeys(left, self._unheard))
+    async def _reserve(self, lease: timedelta, calls: Sequence[_ReserveCall]) -> None:
+        """Reserve the keys; of several threads that want one, the first has it."""
+        wanted = {call.key: call.note for call in calls if call.key not in self._held}
+        keyring, won = await self._take(wanted, lease) if wanted else (None, {})
+        for call in calls:
+            if not call.begin():
+                continue  # it was cancelled; from here on it cannot be
+            ownership = None if call.key in self._held else won.get(call.key)
+            if ownership is not None and keyring is not None:
+                self._held[call.key], self._keyring_of[call.key] = ownership, keyring
+            call.give(ownership)
+        left = [key for key, ownership in won.items() if self._held.get(key) is not ownership]
+        if left and keyring is not None:
+            await keyring.release(dict.fromkeys(left, self._cancelled_note))
 
-    async def _let_go(self, ring: Keyring, asks: Sequence[_ReserveCall]) -> None:
-        """Release what was had; of what is over meanwhile nothing is left to be released."""
-        had = {ask.key: ask for ask in asks if self._had.get(ask.key) is ask.had}
+    async def _release(self, keyring: Keyring, calls: Sequence[_ReserveCall]) -> None:
+        """Release the keys whose reservation is not over yet."""
+        releases = {call.key: call for call in calls if self._held.get(call.key) is call.ownership}
         try:
-            await ring.release({key: ask.note for key, ask in had.items()})
+            await keyring.release({key: call.note for key, call in releases.items()})
         finally:
-            for key, ask in had.items():
-                if self._had.get(key) is ask.had:
-                    del self._had[key]
+            for key, call in releases.items():
+                if self._held.get(key) is call.ownership:
+                    del self._held[key]
 
     async def _take(
         self, wanted: Mapping[str, str], lease: timedelta
     ) -> tuple[Keyring, Mapping[str, Ownership]]:
-        until_s = self._clock.boottime_s() + self._patience_s
-        failures, left_s = 0, self._patience_s
+        until_s = self._clock.boottime_s() + self._timeout_s
+        failures, left_s = 0, self._timeout_s
         while True:
             try:
-                ring = await self._ring(lease, within_s=left_s)
-                had = await ring.take(wanted)
+                keyring = await self._joined_keyring(lease, within_s=left_s)
+                won = await keyring.take(wanted)
             except (StoreUnavailable, LeaseLost) as error:
                 failures += 1
                 left_s = until_s - self._clock.boottime_s()
-                if left_s <= 0 or failures >= _TRIES:
+                if left_s <= 0 or failures >= _MAX_TRIES:
                     names = ", ".join(repr(last_part(key)) for key in wanted)
                     raise StoreUnavailable(
                         f"{names} could not be asked for in {failures} tries: {error}"
                     ) from error
-                pause_s = min(left_s, _PAUSES.pause_s(failures, self._rng))
+                pause_s = min(left_s, _BACKOFF.pause_s(failures, self._rng))
                 log.warning("try %d in %.1f s: %s", failures + 1, pause_s, error)
                 await self._clock.sleep(pause_s)
                 left_s = max(0.0, until_s - self._clock.boottime_s())
             else:
-                return ring, had
+                return keyring, won
 
-    async def _ring(self, lease: timedelta, *, within_s: float) -> Keyring:
-        """The keyring for leases of this length, when it has one."""
-        if lease not in self._rings:
-            ring = Keyring(
+    async def _joined_keyring(self, lease: timedelta, *, within_s: float) -> Keyring:
+        """Return the keyring for leases of this length, once it has its lease."""
+        if lease not in self._keyrings:
+            keyring = Keyring(
                 self._store,
                 name=self._name,
                 lease=lease,
                 clock=self._clock,
                 rng=self._rng,
                 on_lost=self._lost,
-                unheard=self._unheard,
+                unheard=self._cancelled_note,
             )
-            self._rings[lease] = ring, asyncio.create_task(ring.keep())
-        ring, keeping = self._rings[lease]
-        if ring.joined:
-            return ring
-        ready = asyncio.ensure_future(ring.ready())
+            self._keyrings[lease] = keyring, asyncio.create_task(keyring.keep())
+        keyring, keeping = self._keyrings[lease]
+        if keyring.joined:
+            return keyring
+        ready = asyncio.ensure_future(keyring.ready())
         try:
             both = asyncio.wait([ready, keeping], return_when=asyncio.FIRST_COMPLETED)
             await self._clock.bounded(both, seconds=within_s)
         except TimeoutError as error:
             raise StoreUnavailable(
-                f"the store gave no lease within {self._patience_s:g} s: is it up?"
+                f"the store gave no lease within {self._timeout_s:g} s: is it up?"
             ) from error
         finally:
             ready.cancel()
         if keeping.done():
-            del self._rings[lease]
+            del self._keyrings[lease]
             await keeping  # raises what ended it
-        return ring
+        return keyring
 
     def _lost(self, key: str, reason: str) -> None:
         if self._on_lost is not None:
             self._on_lost(last_part(key), reason)
 
 
-@lru_cache(maxsize=_KEYS)
+@lru_cache(maxsize=_CACHED_KEYS)
 def _key_of(name: str) -> str:
     return job_key(name)

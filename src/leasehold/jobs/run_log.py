@@ -1,14 +1,12 @@
-"""The reservation log: what each holder of a job said of its run, and how that ended.
+"""The log of a job's runs, and the progress of its schedule, as they are stored.
 
-An entry is a term of the job's key: begun in the same atomic step as the reservation, ended in the
-same step as the release. If its holder could say nothing any more, the reason that the store gives
-for the end is the outcome: a crash is seen.
+An entry of the log is a term of the job's key. It begins in the same atomic step as the reservation
+and ends in the same step as the release; its note (``RunNote``) describes the run. If the holder
+could not write the end, the reason that the store gives is the outcome, so a crash shows.
 
-Which occurrences of a schedule were started and done: the fenced checkpoint of the job.
-
-The checkpoint never goes back and is written under the job's epoch, so an occurrence that is done
-stays done for all nodes, whatever their clocks say. Of each moment two steps are told apart: its
-run was *started*, its run is *done*.
+The progress of a schedule is the job's checkpoint, written under the job's epoch. It never moves
+backwards, so an occurrence that is done stays done on all nodes, whatever their clocks show. For
+each occurrence it distinguishes *started* and *done*.
 """
 
 from __future__ import annotations
@@ -27,16 +25,16 @@ if TYPE_CHECKING:
 
     from leasehold.model import Checkpoint, Term
 
-_MARK = "occurrence "
-_SINCE = "nothing before "
+_OCCURRENCE = "occurrence "
+_CREATED = "nothing before "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunRecord:
-    """How far a schedule was carried out.
+class ScheduleProgress:
+    """Which occurrences of a schedule have been handled.
 
     Attributes:
-        done: all occurrences up to this moment are done, or were passed over.
+        done: all occurrences up to this time are done or were skipped.
         started: the occurrence whose run was started and is not known to be done.
     """
 
@@ -44,31 +42,33 @@ class RunRecord:
     started: datetime | None = None
 
 
-def born(at: datetime) -> Position:
-    """The mark of a schedule that is new: what lies before ``at`` is nobody's business."""
-    return Position(sequence_number=2 * _second(at) + 1, offset=_SINCE + _shown(at))
+def created_position(at: datetime) -> Position:
+    """Return the position of a new schedule: occurrences before ``at`` are never run."""
+    return Position(sequence_number=2 * _second(at) + 1, offset=_CREATED + _iso(at))
 
 
-def started(occurrence: datetime) -> Position:
-    """The mark of an occurrence whose run begins."""
-    return Position(sequence_number=2 * _second(occurrence), offset=_MARK + _shown(occurrence))
+def started_position(occurrence: datetime) -> Position:
+    """Return the position for an occurrence whose run begins."""
+    return Position(sequence_number=2 * _second(occurrence), offset=_OCCURRENCE + _iso(occurrence))
 
 
-def done(occurrence: datetime) -> Position:
-    """The mark of an occurrence whose run is over, or which is passed over."""
-    return Position(sequence_number=2 * _second(occurrence) + 1, offset=_MARK + _shown(occurrence))
+def done_position(occurrence: datetime) -> Position:
+    """Return the position for an occurrence that is done or skipped."""
+    return Position(
+        sequence_number=2 * _second(occurrence) + 1, offset=_OCCURRENCE + _iso(occurrence)
+    )
 
 
-def ran(checkpoint: Checkpoint | None) -> RunRecord | None:
-    """Read the mark; None if the schedule is new.
+def read_progress(checkpoint: Checkpoint | None) -> ScheduleProgress | None:
+    """Read the progress of a schedule; None if the schedule is new.
 
     Raises:
-        UsageError: the job has positions of its own, that no schedule has written.
+        UsageError: the checkpoint was not written by a schedule.
     """
     if checkpoint is None:
         return None
     position = checkpoint.position
-    if not position.offset.startswith((_MARK, _SINCE)):
+    if not position.offset.startswith((_OCCURRENCE, _CREATED)):
         raise UsageError(
             f"{checkpoint.key} has a position of its own ({position.sequence_number}, "
             f"{position.offset[:40]!r}), so it can have no schedule: give the schedule a job of "
@@ -77,16 +77,16 @@ def ran(checkpoint: Checkpoint | None) -> RunRecord | None:
     second, is_done = divmod(position.sequence_number, 2)
     moment = datetime.fromtimestamp(second, UTC)
     if is_done:
-        return RunRecord(done=moment)
+        return ScheduleProgress(done=moment)
     # All before the one that was started had been settled when it was.
-    return RunRecord(done=datetime.fromtimestamp(second - 1, UTC), started=moment)
+    return ScheduleProgress(done=datetime.fromtimestamp(second - 1, UTC), started=moment)
 
 
 def _second(moment: datetime) -> int:
     return int(moment.timestamp())
 
 
-def _shown(moment: datetime) -> str:
+def _iso(moment: datetime) -> str:
     return moment.astimezone(UTC).isoformat(timespec="seconds")
 
 
@@ -95,15 +95,15 @@ class Outcome(Enum):
 
     OK = "ok"
     FAILED = "failed"
-    LOST = "lost"  # the reservation: the work was stopped
-    EXPIRED = "expired"  # without a word: its process died, or was paused for too long
-    KILLED = "killed"  # it did not stop by itself
+    LOST = "lost"  # the reservation was lost, and the work was stopped
+    EXPIRED = "expired"  # its process crashed, or was paused for too long
+    KILLED = "killed"  # it did not stop when it was asked to
     BROKEN = "broken"  # by an operator
     HANDED_OVER = "handed over"
-    NOTHING = "nothing"  # it was reserved, and there was nothing to run
+    NOTHING = "nothing"  # the job was reserved, and there was nothing to run
 
 
-_BY_REASON = {
+_OUTCOME_OF_REASON = {
     EndReason.RELEASED: Outcome.OK,
     EndReason.HANDED_OVER: Outcome.HANDED_OVER,
     EndReason.EXPIRED: Outcome.EXPIRED,
@@ -112,8 +112,8 @@ _BY_REASON = {
 }
 
 
-# What each part of a note is in JSON.
-_KINDS: dict[str, type] = {
+# The type of each field of a note in JSON.
+_JSON_TYPES: dict[str, type] = {
     "host": str,
     "pid": int,
     "occurrence": str,
@@ -127,16 +127,16 @@ _KINDS: dict[str, type] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunNote:
-    """What a holder says of its run: the note of the term.
+    """How a holder describes its run: the note of the term.
 
     Attributes:
-        host: where it runs, and ``pid`` its process.
-        occurrence: the scheduled moment that it is the run of; None: it was started by hand.
+        host: the host that it runs on, and ``pid`` its process.
+        occurrence: the scheduled time that it is the run of; None: it was started by hand.
         attempt: 1 for the first try of this occurrence.
-        schedule: the text of the schedule, so that two nodes with different ones are found.
-        outcome: how the run ended, as far as its holder can tell; it counts once the term is over.
-        exit_code: of the command, if it was one.
-        words: the last progress, or the error. Cut if all together would be too long to keep.
+        schedule: the text of the schedule, to detect two nodes with different ones.
+        outcome: how the run ended, as its holder knows it; it counts once the term is over.
+        exit_code: of the command, if the run was one.
+        words: the last progress, or the error. Shortened if the note would be too long to store.
     """
 
     host: str = ""
@@ -148,19 +148,19 @@ class RunNote:
     exit_code: int | None = None
     words: str = ""
 
-    def note(self) -> str:
-        """The text for the store; what is empty is left out."""
-        text = self._text()
+    def to_json(self) -> str:
+        """Return the text for the store, without empty fields, shortened where it is too long."""
+        text = self._to_long_json()
         if len(text) <= LONGEST_NOTE:
             return text
-        # An escaped character can take twelve: halving always comes to an end.
+        # One character may take twelve bytes when it is escaped, so halving always ends.
         half = len(self.words) // 2
         if half:
-            return replace(self, words=self.words[: half - 1] + "…").note()
-        return replace(self, schedule="", words="", host=self.host[:64]).note()
+            return replace(self, words=self.words[: half - 1] + "…").to_json()
+        return replace(self, schedule="", words="", host=self.host[:64]).to_json()
 
-    def _text(self) -> str:
-        kept = {
+    def _to_long_json(self) -> str:
+        fields = {
             "host": self.host,
             "pid": self.pid,
             "occurrence": self.occurrence.astimezone(UTC).isoformat() if self.occurrence else "",
@@ -170,19 +170,19 @@ class RunNote:
             "exit_code": self.exit_code,
             "words": self.words,
         }
-        told = {name: value for name, value in kept.items() if value not in ("", None)}
-        shown = {name: value for name, value in told.items() if value != 0 or name == "exit_code"}
+        given = {name: value for name, value in fields.items() if value not in ("", None)}
+        shown = {name: value for name, value in given.items() if value != 0 or name == "exit_code"}
         return json.dumps(shown, separators=(",", ":"))
 
     @classmethod
     def of(cls, note: str) -> RunNote:
-        """Read a note; one that is not ours is taken for words, and never an error."""
+        """Read a note. Text that Leasehold did not write becomes ``words``, never an error."""
         try:
             found = json.loads(note) if note else {}
             if not isinstance(found, dict):
                 return cls(words=note)
-            known = {name: found[name] for name in _KINDS if name in found}
-            if not all(isinstance(each, _KINDS[name]) for name, each in known.items()):
+            known = {name: found[name] for name in _JSON_TYPES if name in found}
+            if not all(isinstance(each, _JSON_TYPES[name]) for name, each in known.items()):
                 return cls(words=note)
             if "occurrence" in known:
                 known["occurrence"] = datetime.fromisoformat(known["occurrence"]).astimezone(UTC)
@@ -194,7 +194,7 @@ class RunNote:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunEntry:
+class RunLogEntry:
     """One reservation of a job, from its start to its end."""
 
     epoch: int
@@ -202,14 +202,14 @@ class RunEntry:
     started_at: datetime
     ended_at: datetime | None
     outcome: Outcome | None
-    said: RunNote
-    timed_out: bool = False  # time ended it, at some moment that nobody saw
+    note: RunNote
+    timed_out: bool = False  # its lease expired, at a time that is not known
 
     @property
     def duration(self) -> timedelta | None:
-        """How long it was held; None while it is, and where nobody knows.
+        """How long it was held; None while it is held, and if it expired.
 
-        One that expired was over at some time before its end was seen, and nobody saw when.
+        A reservation that expired ended some time before the store noticed.
         """
         if self.ended_at is None or self.timed_out:
             return None
@@ -217,50 +217,50 @@ class RunEntry:
 
     @property
     def ran(self) -> bool:
-        """Whether it was, or is, a run; not if its holder found nothing to do."""
+        """Whether it was, or is, a run; False if its holder found nothing to do."""
         return self.outcome is not Outcome.NOTHING
 
     @classmethod
-    def of(cls, term: Term) -> RunEntry:
-        """The entry that a term is."""
-        said = RunNote.of(term.note)
-        reason = None if term.reason is None else _BY_REASON.get(term.reason, Outcome.OK)
+    def of(cls, term: Term) -> RunLogEntry:
+        """Make the entry of a term."""
+        note = RunNote.of(term.note)
+        reason = None if term.reason is None else _OUTCOME_OF_REASON.get(term.reason, Outcome.OK)
         timed_out = term.reason is EndReason.EXPIRED
-        # What is stuck is ended with its process, which says so before: only time ends the term.
-        killed = timed_out and said.outcome is Outcome.KILLED
-        spoken = killed or term.reason in (EndReason.RELEASED, EndReason.HANDED_OVER)
+        # A stuck run is ended with its process, which writes that before: the term then expires.
+        killed = timed_out and note.outcome is Outcome.KILLED
+        from_holder = killed or term.reason in (EndReason.RELEASED, EndReason.HANDED_OVER)
         return cls(
             epoch=term.epoch,
             holder=term.holder,
             started_at=term.started_at,
             ended_at=term.ended_at,
-            outcome=(said.outcome or reason) if spoken else reason,
-            said=said,
+            outcome=(note.outcome or reason) if from_holder else reason,
+            note=note,
             timed_out=timed_out,
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Streak:
-    """One holder, and its reservations in a row, newest first: one line of the log (J3)."""
+class HolderStreak:
+    """Consecutive reservations of one holder, newest first: one line of the log (J3)."""
 
     holder: str
-    entries: tuple[RunEntry, ...]
+    entries: tuple[RunLogEntry, ...]
 
 
-def entries(terms: Iterable[Term]) -> list[RunEntry]:
-    """The reservations, in the order of the terms; what an operator reset is none."""
-    return [RunEntry.of(term) for term in terms if term.reason is not EndReason.RESET]
+def log_entries(terms: Iterable[Term]) -> list[RunLogEntry]:
+    """Return the reservations in the order of the terms; an operator's reset is not one."""
+    return [RunLogEntry.of(term) for term in terms if term.reason is not EndReason.RESET]
 
 
-def reservers(log: Sequence[RunEntry], *, most: int = 10) -> list[Streak]:
-    """The last reservers, newest first; the same one in a row is one."""
-    found: list[Streak] = []
+def recent_holders(log: Sequence[RunLogEntry], *, max_holders: int = 10) -> list[HolderStreak]:
+    """Return the last holders, newest first; consecutive reservations of one are merged."""
+    found: list[HolderStreak] = []
     for entry in log:
         if found and found[-1].holder == entry.holder:
             found[-1] = replace(found[-1], entries=(*found[-1].entries, entry))
-        elif len(found) == most:
+        elif len(found) == max_holders:
             break
         else:
-            found.append(Streak(holder=entry.holder, entries=(entry,)))
+            found.append(HolderStreak(holder=entry.holder, entries=(entry,)))
     return found

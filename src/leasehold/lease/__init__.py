@@ -4,10 +4,9 @@
 module           holds
 ===============  ==================================================================
 ``member``       ``Member``: joins a group, holds a fair share of its keys, leaves
-``cycle``        one cycle of a member: renew, plan, act
-``holdings``     what a member believes it owns, and the order in which belief ends
-``handle``       what work is given: whether its ownership may still be acted upon
-``group_state``  what renewals have told of the group
+``cycle``        one cycle of a member: renew, plan, act; and the keys that it holds
+``handle``       ``Handle``: an ownership as the work sees it, and whether it is still valid
+``group_state``  the group as a member knows it by its renewals
 ``options``      ``MemberOptions``
 ===============  ==================================================================
 """

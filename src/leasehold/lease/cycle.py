@@ -1,17 +1,15 @@
-"""One cycle: renew, plan, act. The package's docstring has the design.
+"""One cycle of a member (renew, plan, act), and the keys that it holds.
 
-What a member believes it owns, and the order in which belief begins and ends.
-
-A key is in exactly one of these places, and moves only forward::
+A key is in exactly one of these states, and moves only forward::
 
     (nothing) ──open──> held ──drain──> held, draining ──> leaving ──settled──> (nothing)
                           └─────────────── close ────────────────────────────────^
 
-A key that was only kept for this member goes to ``leaving`` directly, when it is passed on.
+A key that was only reserved for this member goes to ``leaving`` directly, when it is passed on.
 
-``held``: believed, while the trust window lasts. ``draining``: still held, its work is stopping.
-``leaving``: not believed any more; the message that gives it up is to be sent, and sent again
-until the store's own word shows that it has arrived. No epoch comes back from there.
+``held``: owned until the local deadline. ``draining``: still held, its work is stopping.
+``leaving``: no longer held; the release or hand-over is sent, and repeated until the store shows
+that it has arrived. The same epoch is never held again.
 """
 
 from __future__ import annotations
@@ -77,7 +75,7 @@ class Holdings:
 
     def __init__(self, keeper: KeyHandler) -> None:
         """Hold nothing."""
-        self._keeper = keeper
+        self._handler = keeper
         self._held: dict[str, Ownership] = {}
         self._drains: dict[str, _Drain] = {}
         self._leaving: dict[str, Leaving] = {}
@@ -110,7 +108,7 @@ class Holdings:
         self._leaving.pop(ownership.key, None)
         self._held[ownership.key] = ownership
         log.info("owned: %s, epoch %d", ownership.key, ownership.epoch)
-        self._keeper.opened(ownership)
+        self._handler.opened(ownership)
 
     def close(self, key: str, *, reason: str) -> None:
         """Stop believing, and have the work stopped."""
@@ -118,7 +116,7 @@ class Holdings:
         self._drains.pop(key, None)
         if ownership is not None:
             log.info("closed: %s, epoch %d (%s)", key, ownership.epoch, reason)
-            self._keeper.closed(ownership, reason)
+            self._handler.closed(ownership, reason)
 
     def close_held(self, *, reason: str) -> None:
         """Stop believing in everything. An error of the keeper does not keep the rest open."""
@@ -149,7 +147,7 @@ class Holdings:
             self._drains[key] = _Drain(to=begun.to, until_s=min(until_s, begun.until_s))
             return
         self._drains[key] = _Drain(to=to, until_s=until_s)
-        if self._keeper.drain(ownership):
+        if self._handler.drain(ownership):
             self.drained(ownership)
 
     def drained(self, ownership: Ownership, *, reason: str | None = None) -> None:
@@ -247,7 +245,7 @@ class Cycle:
         self._info = MemberInfo(
             host=host_name(), pid=os.getpid(), weight=options.weight, most=options.most
         )
-        self._ladder = Backoff(base_s=options.timing.renew_s / 8, max_s=options.timing.renew_s)
+        self._backoff = Backoff(base_s=options.timing.renew_s / 8, max_s=options.timing.renew_s)
         self._wake = anyio.Event()
         self._watch_again = anyio.Event()
         self._holdings = Holdings(keeper)
@@ -257,12 +255,12 @@ class Cycle:
         self._next_end_s = math.inf
         self._due_s: float | None = None
         self._lapsed = False
-        self._view = GroupState()
+        self._group_state = GroupState()
         self._last_plan: Plan | None = None
         self._failures = 0
         self._running = False
         self._joined_once = False
-        self._told = told
+        self._on_cycle = told
         self._reported: Counter[str] = Counter()
         self._passed_on: dict[str, str] = {}
         self._overtaken: list[Ownership] = []
@@ -285,24 +283,24 @@ class Cycle:
         self._holdings.force_overdue(started)
         try:
             plan = await self._cycle()
-        except StoreError as trouble:
-            self._report(started, trouble)
-            if isinstance(trouble, StoreUnusable) and not self._joined_once:
+        except StoreError as error:
+            self._report(started, error)
+            if isinstance(error, StoreUnusable) and not self._joined_once:
                 raise  # it never worked: somebody has to mend it first
             self._failures += 1
             log.warning(
                 "%s: store trouble, failure %d in a row: %s",
                 self.holder or self.options.name,
                 self._failures,
-                trouble,
+                error,
                 extra={"holder": self.holder, "failures": self._failures},
             )
-            return self._ladder.pause_s(self._failures, self._rng)
+            return self._backoff.pause_s(self._failures, self._rng)
         except LeaseLost as lost:
             self._lose_lease(lost.reason)
             self._report(started, lost)
             self._failures += 1
-            return 0.0 if self._failures == 1 else self._ladder.pause_s(self._failures, self._rng)
+            return 0.0 if self._failures == 1 else self._backoff.pause_s(self._failures, self._rng)
         self._failures = 0
         self._report(started)
         pause_s = cycle_pause_s(
@@ -343,11 +341,11 @@ class Cycle:
 
     def _report(self, started_s: float, error: LeaseholdError | None = None) -> None:
         overtaken, self._overtaken = tuple(self._overtaken), []
-        if self._told is not None:
+        if self._on_cycle is not None:
             calls, self._reported = self.calls - self._reported, self.calls.copy()
             elapsed_s = self._clock.boottime_s() - started_s
             held = len(self._holdings.held)
-            self._told(
+            self._on_cycle(
                 CycleReport(
                     elapsed_s=elapsed_s, held=held, calls=calls, error=error, overtaken=overtaken
                 )
@@ -370,12 +368,12 @@ class Cycle:
         lease = self._lease or await self._join()
         announced = self._published(lease)
         changes, sent_s = await self._renew(lease)
-        different = self._take_in(lease, changes, sent_s)
+        different = self._apply_changes(lease, changes, sent_s)
         self._uncap_if_short(lease)
         if (
             self._info.draining
             and not (announced and announced.draining)
-            and self._has_heirs(lease)
+            and self._has_receivers(lease)
         ):
             # The others hear within a cycle that this member leaves, and are waiting for its
             # keys when it passes them on in the next one.
@@ -416,20 +414,20 @@ class Cycle:
             ),
         )
         self._lease, self._given_up, self._lapsed = lease, None, False
-        self._view, self._last_plan, self._joined_once = GroupState(), None, True
+        self._group_state, self._last_plan, self._joined_once = GroupState(), None, True
         self._trusted_until_s = self._trust(sent_s)
         # The first answer shows that this member is heard; so the second call takes *draining*
         # back, and from then on it counts.
-        await self._look_around(lease)
-        await self._look_around(lease)
+        await self._renew_and_apply(lease)
+        await self._renew_and_apply(lease)
         # Hosts that are started together should see each other before they share out the keys.
         await self._clock.sleep(self.options.timing.renew_s * _WAIT_FOR_OTHERS)
         self._must_trust()
         return lease
 
-    async def _look_around(self, lease: Lease) -> None:
+    async def _renew_and_apply(self, lease: Lease) -> None:
         changes, sent_s = await self._renew(lease)
-        self._take_in(lease, changes, sent_s)
+        self._apply_changes(lease, changes, sent_s)
 
     async def _renew(self, lease: Lease) -> tuple[Changes, float]:
         # Judged by the store's word, not by what was sent: an older message may arrive late.
@@ -437,7 +435,7 @@ class Cycle:
         info = None if known in (None, self._info) else self._info
         sent_s = self._clock.boottime_s()
         changes = await self._call(
-            "renew", self._store.renew(lease, since=self._view.version, info=info)
+            "renew", self._store.renew(lease, since=self._group_state.version, info=info)
         )
         self._trusted_until_s = self._trust(sent_s)
         self._must_trust()
@@ -448,29 +446,33 @@ class Cycle:
 
     def _published(self, lease: Lease) -> MemberInfo | None:
         """What the others know of this member, as far as it knows."""
-        peer = self._view.members.get(lease.holder)
-        return peer.info if peer else None
+        member = self._group_state.members.get(lease.holder)
+        return member.info if member else None
 
-    def _has_heirs(self, lease: Lease) -> bool:
-        takers = (h for h, peer in self._view.members.items() if not peer.info.draining)
+    def _has_receivers(self, lease: Lease) -> bool:
+        takers = (h for h, member in self._group_state.members.items() if not member.info.draining)
         return not self._holdings.empty and any(holder != lease.holder for holder in takers)
 
     def _uncap_if_short(self, lease: Lease) -> None:
         """What is stuck here had to go elsewhere; if there is no room for it, it is better here."""
         if self._info.most == self.options.most:
             return
-        members = {holder: peer.info for holder, peer in self._view.members.items()}
+        members = {holder: member.info for holder, member in self._group_state.members.items()}
         members[lease.holder] = self._info
         room = [info.most for info in members.values() if not info.draining]
-        owned = balance.Snapshot(members=members, resources=self._view.resources).keys_by_owner()
+        owned = balance.Snapshot(
+            members=members, resources=self._group_state.resources
+        ).keys_by_owner()
         keys = sum(len(each) for each in owned.values())
         if None not in room and sum(most or 0 for most in room) < keys:
             self._info = replace(self._info, most=self.options.most)
             self._last_plan = None
 
-    def _take_in(self, lease: Lease, changes: Changes, sent_s: float) -> bool:
-        different = self._view.apply(changes)
-        if any(peer.holder == lease.holder and peer.leave_requested for peer in changes.members):
+    def _apply_changes(self, lease: Lease, changes: Changes, sent_s: float) -> bool:
+        different = self._group_state.apply(changes)
+        if any(
+            member.holder == lease.holder and member.leave_requested for member in changes.members
+        ):
             self._info = replace(self._info, draining=True)
         for term in changes.ended:
             leaving = self._holdings.leaving.get(term.key)
@@ -480,10 +482,10 @@ class Cycle:
             if ownership is not None and ownership.epoch == term.epoch:
                 self._holdings.close(term.key, reason=term.reason.value if term.reason else "lost")
         for resource in changes.resources:
-            self._take_in_resource(lease, resource, sent_s)
+            self._apply_resource(lease, resource, sent_s)
         return different
 
-    def _take_in_resource(self, lease: Lease, resource: Resource, sent_s: float) -> None:
+    def _apply_resource(self, lease: Lease, resource: Resource, sent_s: float) -> None:
         still_mine = lease.holder in (resource.holder, resource.handed_to)
         over = resource.epoch - 1 if still_mine else resource.epoch
         self._holdings.settled(resource.key, epoch=over)
@@ -503,7 +505,7 @@ class Cycle:
             self._drain(resource.key, to=resource.asked_by)
 
     def _plan(self, lease: Lease) -> Plan:
-        members = {holder: peer.info for holder, peer in self._view.members.items()}
+        members = {holder: member.info for holder, member in self._group_state.members.items()}
         snapshot = balance.Snapshot(
             members={**members, lease.holder: self._info}, resources=self._without_passed_on()
         )
@@ -517,13 +519,13 @@ class Cycle:
         leaving = self._holdings.leaving
         self._passed_on = {key: to for key, to in self._passed_on.items() if key in leaving}
         if not self._passed_on:
-            return self._view.resources
+            return self._group_state.resources
         moved = {
-            key: replace(self._view.resources[key], holder=None, handed_to=to)
+            key: replace(self._group_state.resources[key], holder=None, handed_to=to)
             for key, to in self._passed_on.items()
-            if key in self._view.resources
+            if key in self._group_state.resources
         }
-        return {**self._view.resources, **moved}
+        return {**self._group_state.resources, **moved}
 
     async def _act(self, lease: Lease, plan: Plan) -> None:
         for wanted, force in ((plan.claim, False), (plan.steal, True)):
@@ -578,7 +580,7 @@ class Cycle:
         self._watch_again.set()
 
     def _kept_for_me(self, lease: Lease, key: str) -> Ownership:
-        epoch = self._view.resources[key].epoch
+        epoch = self._group_state.resources[key].epoch
         return Ownership(key=key, epoch=epoch, holder=lease.holder, token=lease.token)
 
     # --------------------------------------------------------------- trust

@@ -1,11 +1,8 @@
-"""What a member knows of its group: the changes it was told, laid over one another.
+"""``GroupState``: the group as a member knows it, by the changes that its renewals return.
 
-What a member has told of itself, made such that every plan can count with it.
-
-Anybody who may write to the store may publish anything: an older or newer release, another
-program, a mistake. One member's word must never end the others, so it is put right where it is
-read. What is sound already comes back as it is, and all members put the same word right in the
-same way: their plans still agree.
+What members publish about themselves is sanitized where it is read: an older or newer release,
+another program or a mistake may have written anything, and one member must not stop the others.
+Valid values are unchanged, and all members sanitize in the same way, so their plans still agree.
 """
 
 from __future__ import annotations
@@ -18,20 +15,20 @@ from typing import TYPE_CHECKING, TypeGuard
 if TYPE_CHECKING:
     from leasehold.model import Changes, MemberInfo, MemberRecord, Resource
 
-LARGEST_WEIGHT = 1_000_000
-LARGEST_MOST = 1_000_000_000
-# Beyond this a measurement is an error, and could not be added up with others.
-_LARGEST_LOAD = 1e300
+MAX_WEIGHT = 1_000_000
+MAX_KEY_LIMIT = 1_000_000_000
+# A larger value is an error, and could not be added to others.
+_MAX_LOAD = 1e300
 
 
-def sound(info: MemberInfo) -> MemberInfo:
-    """The same, with what makes no sense left out.
+def sanitized(info: MemberInfo) -> MemberInfo:
+    """Return the info with invalid values replaced.
 
-    A weight that scales nothing counts as 1, and one beyond the largest as the largest; a limit
-    that is no number from 0 up counts as none, and a fraction of a key as no key; a load that is
-    no number from 0 up counts as not measured.
+    A weight that is not positive counts as 1, and one beyond the maximum as the maximum. A limit
+    that is not a number from 0 up counts as none, and is rounded down. A load that is not a number
+    from 0 up counts as not measured.
     """
-    weight, most, loads = _weight(info.weight), _most(info.most), _loads(info.loads)
+    weight, most, loads = _weight(info.weight), _max_keys(info.most), _loads(info.loads)
     draining = bool(info.draining)
     if weight is info.weight and most is info.most and loads is info.loads:
         return info if draining is info.draining else replace(info, draining=draining)
@@ -39,23 +36,23 @@ def sound(info: MemberInfo) -> MemberInfo:
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether it is an ``int`` or a ``float``; True and False are none here."""
+    """Return whether it is an ``int`` or a ``float``, and not a ``bool``."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def is_whole(value: object) -> TypeGuard[int]:
-    """Whether it is an ``int``; True and False are none here."""
+def is_integer(value: object) -> TypeGuard[int]:
+    """Return whether it is an ``int``, and not a ``bool``."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _weight(weight: object) -> float:
     if not is_number(weight) or not weight > 0:
         return 1.0
-    return weight if weight <= LARGEST_WEIGHT else float(LARGEST_WEIGHT)
+    return weight if weight <= MAX_WEIGHT else float(MAX_WEIGHT)
 
 
-def _most(most: object) -> int | None:
-    if not is_number(most) or not 0 <= most <= LARGEST_MOST:
+def _max_keys(most: object) -> int | None:
+    if not is_number(most) or not 0 <= most <= MAX_KEY_LIMIT:
         return None
     return most if isinstance(most, int) else int(most)
 
@@ -69,21 +66,20 @@ def _loads(loads: object) -> Mapping[str, float]:
 
 
 def _is_load(load: object) -> bool:
-    return is_number(load) and 0 <= load <= _LARGEST_LOAD
+    return is_number(load) and 0 <= load <= _MAX_LOAD
 
 
 class GroupState:
     """The group at ``version``. Changes may come twice or late: the newest version of each wins.
 
-    Losing an answer is harmless: ``version`` does not move, so the next answer repeats it all.
-    What members tell of themselves is known here only as far as it is ``sound``.
+    A lost answer is harmless: ``version`` does not move, so the next answer repeats it.
+    The infos of members are ``sanitized``.
     """
 
     def __init__(self) -> None:
-        """Know nothing: version 0 asks the store for everything."""
         self.version = 0
         self._resources: dict[str, Resource] = {}
-        self._peers: dict[str, MemberRecord] = {}
+        self._members: dict[str, MemberRecord] = {}
 
     @property
     def resources(self) -> Mapping[str, Resource]:
@@ -93,28 +89,28 @@ class GroupState:
     @property
     def members(self) -> Mapping[str, MemberRecord]:
         """The members that are alive, by holder."""
-        return MappingProxyType(self._peers)
+        return MappingProxyType(self._members)
 
     def apply(self, changes: Changes) -> bool:
-        """Take ``changes`` in; say whether anything is different now."""
+        """Apply ``changes``; return whether anything is different now."""
         if changes.version < self.version:
-            # An older answer that was overtaken: all of it is known, and some of it is over.
+            # An older answer that arrived late: all of it is known, and some of it is outdated.
             return False
         different = False
         for resource in changes.resources:
-            different |= self.learn(resource)
-        for peer in changes.members:
-            known = self._peers.get(peer.holder)
-            if not peer.alive:
-                different |= self._peers.pop(peer.holder, None) is not None
-            elif known is None or known.version < peer.version:
-                self._peers[peer.holder] = replace(peer, info=sound(peer.info))
+            different |= self.apply_resource(resource)
+        for member in changes.members:
+            known = self._members.get(member.holder)
+            if not member.alive:
+                different |= self._members.pop(member.holder, None) is not None
+            elif known is None or known.version < member.version:
+                self._members[member.holder] = replace(member, info=sanitized(member.info))
                 different = True
         self.version = max(self.version, changes.version)
         return different
 
-    def learn(self, resource: Resource) -> bool:
-        """Take one resource in, unless something newer is known."""
+    def apply_resource(self, resource: Resource) -> bool:
+        """Apply one resource, unless a newer version is known."""
         known = self._resources.get(resource.key)
         if known is not None and known.version >= resource.version:
             return False

@@ -1,4 +1,4 @@
-"""One ownership as the work sees it: may I still act? Asked from any thread, answered at once."""
+"""``Handle``: an ownership as the work sees it. All methods may be called from any thread."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True)
 class Handle:
-    """Valid until the member says that it has ended, or does not trust its lease any more.
+    """Valid until the member ends it, or until the local deadline of the lease.
 
-    The second is looked at in the moment of asking: after a pause of the whole process the answer
-    is right before any other code has had time to run.
+    The deadline is checked on each call, so the answer is right even directly after a pause of the
+    process.
     """
 
     ownership: Ownership
@@ -32,24 +32,24 @@ class Handle:
 
     @property
     def valid(self) -> bool:
-        """Whether the ownership may be acted upon at this very moment."""
+        """Whether the work may act on the ownership now."""
         return self.ended is None and self.member.holds(self.ownership.key) == self.ownership
 
     def remaining_s(self) -> float:
-        """How long it is certain to last; it is usually prolonged before that."""
+        """Return how long it is certain to last; usually it is extended before."""
         return self.member.trusted_for_s() if self.valid else 0.0
 
     def check(self) -> None:
-        """Return if it may be acted upon.
+        """Return if the work may act on it.
 
         Raises:
-            LeaseLost: it has ended, with the reason.
+            LeaseLost: it has ended; ``reason`` says why.
         """
         if not self.valid:
             raise self.lost()
 
     def lost(self) -> LeaseLost:
-        """The error that says so."""
+        """Return the error for an ownership that has ended."""
         reason = self.ended or "trust window over"
         return LeaseLost(
             f"partition {self.partition} is not held here any more ({reason}; epoch "

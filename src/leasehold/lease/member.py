@@ -1,4 +1,4 @@
-"""``Member``: holds its share of a group, by one lease. The package's docstring has the design."""
+"""``Member``: holds its share of the keys of a group, under one lease."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import anyio
 
 from leasehold.errors import CheckpointBehind, FencedWrite, LeaseLost, UsageError
 from leasehold.lease.cycle import Cycle
-from leasehold.lease.group_state import sound
+from leasehold.lease.group_state import sanitized
 from leasehold.model import CheckpointWrite, Ownership, Position, Refusal
 
 if TYPE_CHECKING:
@@ -26,9 +26,13 @@ _SHORTEST_WATCH_S = 0.01
 class Member(Cycle):
     """One member of a group.
 
-    Guarantees: a key is believed to be owned (``holds``) only while no other member of the group
-    believes so, unless a strategy or an operator takes it by force; what is lost is told to the
-    keeper once; when the store can not be reached, belief ends in time, and the work is told to.
+    Guarantees:
+
+    - A member holds a key (``holds``) only while no other member of the group does, unless a
+      strategy or an operator takes it forcibly.
+    - Each loss is reported to the key handler once.
+    - If the store cannot be reached, the member stops holding its keys in time, and their work is
+      stopped.
     """
 
     def __repr__(self) -> str:
@@ -37,48 +41,50 @@ class Member(Cycle):
     @property
     def view(self) -> GroupState:
         """What this member knows of its group."""
-        return self._view
+        return self._group_state
 
     def holds(self, key: str) -> Ownership | None:
-        """The ownership of ``key`` if it may be acted upon at this very moment."""
+        """Return the ownership of ``key`` if the work may act on it now."""
         return self._holdings.believed(key, self._clock.boottime_s()) if self._trusts() else None
 
     def held(self) -> list[Ownership]:
-        """All that may be acted upon at this very moment."""
+        """Return all ownerships that the work may act on now."""
         return self._holdings.all_believed(self._clock.boottime_s()) if self._trusts() else []
 
     @property
     def settled(self) -> bool:
-        """Whether it has joined and nothing it wants to give up is on its way."""
+        """Whether it has joined and no release or hand-over is pending."""
         return self._lease is not None and not self._holdings.leaving
 
     def report_loads(self, loads: Mapping[str, float]) -> None:
-        """Tell the group, with the next renewal, how heavy the keys held here are."""
-        self._info = sound(replace(self._info, loads=dict(loads)))
+        """Publish the loads of the keys held here with the next renewal."""
+        self._info = sanitized(replace(self._info, loads=dict(loads)))
 
     def pass_on(self, ownership: Ownership, *, reason: str) -> bool:
-        """Close a key at once whose work is stuck, and hand it to the member with the fewest keys.
+        """Close a key whose work is stuck, and hand it to the member with the fewest keys.
 
-        From then on this member takes no more keys than it has now, until ``recovered``: else the
-        balance would bring the key back. False, and nothing is changed, if the key is not held
-        or nobody else has room for it.
+        From then on this member takes no more keys than it has now, until ``recovered``: otherwise
+        the strategy would bring the key back. False, and nothing is changed, if the key is not held
+        or no other member has room for it.
         """
         key = ownership.key
-        # What is on its way to a member counts as its own: it will be.
-        owners = Counter(each.holder or each.handed_to for each in self._view.resources.values())
-        heirs = [
+        # A key that is being handed over counts for its receiver.
+        owners = Counter(
+            each.holder or each.handed_to for each in self._group_state.resources.values()
+        )
+        receivers = [
             holder
-            for holder, peer in self._view.members.items()
+            for holder, member in self._group_state.members.items()
             if holder != self.holder
-            and not peer.info.draining
-            and (peer.info.most is None or owners[holder] < peer.info.most)
+            and not member.info.draining
+            and (member.info.most is None or owners[holder] < member.info.most)
         ]
-        if not heirs or self._holdings.held.get(key) != ownership:
+        if not receivers or self._holdings.held.get(key) != ownership:
             return False
-        heir = min(heirs, key=lambda holder: (owners[holder], holder))
+        receiver = min(receivers, key=lambda holder: (owners[holder], holder))
         self._holdings.close(key, reason=reason)
-        self._holdings.give_up(ownership, to=heir)
-        self._passed_on[key] = heir
+        self._holdings.give_up(ownership, to=receiver)
+        self._passed_on[key] = receiver
         self._info = replace(self._info, most=len(self._holdings.held))
         self._last_plan = None
         self._wake.set()
@@ -92,50 +98,51 @@ class Member(Cycle):
             self._wake.set()
 
     def drain(self) -> None:
-        """Begin to leave: hand everything over to the others, then end the lease."""
+        """Start to leave: hand all keys over to the others, then end the lease."""
         self._info = replace(self._info, draining=True)
         self._wake.set()
 
     def drained(self, ownership: Ownership) -> None:
-        """The keeper's answer to ``drain``: the work under this ownership has stopped."""
+        """Report that the work under this ownership has stopped (for the key handler)."""
         self._holdings.drained(ownership)
         self._wake.set()
 
     def trusted_for_s(self) -> float:
-        """How long belief lasts if no renewal succeeds any more."""
+        """Return the time to the local deadline if no renewal succeeds."""
         return max(0.0, self._trusted_until_s - self._clock.boottime_s()) if self._trusts() else 0.0
 
     async def mark(self, marks: Sequence[CheckpointWrite]) -> Mapping[str, Refusal]:
         """Write positions in one call; return the refused ones. What was fenced is closed.
 
         Raises:
-            LeaseLost: trust ended while waiting for the answer: they may have been written.
+            LeaseLost: the local deadline passed before the answer: they may have been written.
             StoreUnavailable: unknown whether they were written; the same call may be repeated.
         """
         refused = await self._call("checkpoint", self._store.checkpoint(marks))
-        for mark in marks:
-            if refused.get(mark.ownership.key) is Refusal.FENCED:
-                self.fenced(mark.ownership)
+        for write in marks:
+            if refused.get(write.ownership.key) is Refusal.FENCED:
+                self.fenced(write.ownership)
         return refused
 
     async def checkpoint(self, positions: Mapping[str, Position]) -> None:
         """Write positions under the ownerships held here, in one call.
 
         Raises:
-            LeaseLost: one of the keys is not held here, and nothing was written; or trust ended
-                while waiting for the answer, and it may have been.
+            LeaseLost: one of the keys is not held here, and nothing was written; or the local
+                deadline passed before the answer, and they may have been written.
             FencedWrite: the store refused at least one, whose ownership has ended; all such keys
                 are closed. The other positions were written.
-            CheckpointBehind: at least one lies before what is stored. The others were written.
+            CheckpointBehind: at least one is before the stored position. The others were written.
             StoreUnavailable: unknown whether it was written; the same call may be repeated.
         """
-        marks = [
-            CheckpointWrite(ownership=self._must_hold(k), position=p) for k, p in positions.items()
+        writes = [
+            CheckpointWrite(ownership=self._must_hold(key), position=position)
+            for key, position in positions.items()
         ]
-        refused = await self.mark(marks)
-        fenced = [m for m in marks if refused.get(m.ownership.key) is Refusal.FENCED]
+        refused = await self.mark(writes)
+        fenced = [each for each in writes if refused.get(each.ownership.key) is Refusal.FENCED]
         if fenced:
-            raise _fenced_write([mark.ownership for mark in fenced])
+            raise _fenced_write([each.ownership for each in fenced])
         if refused:
             raise CheckpointBehind(
                 f"the checkpoint of {', '.join(refused)} lies before the one that is stored: "
@@ -143,11 +150,11 @@ class Member(Cycle):
             )
 
     def fenced(self, ownership: Ownership) -> None:
-        """A write under this ownership was refused: close it, if it is held, and give it up.
+        """Close an ownership under which a write was fenced, if it is held, and release it.
 
-        Not only the store refuses writes: a handler may have been told by its sink, or may have
-        asked in a moment without trust. If the store counts it as ours still, nobody else could
-        have it; if not, giving it up changes nothing.
+        Not only the store fences writes: a sink may have done so, or the handler may have written
+        after the local deadline. If the store still counts the key as held here, no other member
+        could have it; if not, the release changes nothing.
         """
         known = self._holdings.held.get(ownership.key)
         if known is not None and known.epoch == ownership.epoch:
@@ -183,7 +190,7 @@ class Member(Cycle):
                 await self._ending(self._loop, tasks.cancel_scope, errors)
         finally:
             self._running = False
-            self._leave_behind()
+            self._abandon_lease()
             self._holdings.close_all(reason="shutdown")
         if errors:
             raise errors[0]
@@ -192,15 +199,15 @@ class Member(Cycle):
         """Close all, release all, end the lease: for a member whose ``run`` has ended or never ran.
 
         Raises:
-            UsageError: ``run`` is under way; use ``drain``.
-            StoreUnavailable: the lease will end by itself.
+            UsageError: ``run`` is in progress; use ``drain``.
+            StoreUnavailable: the lease will expire.
         """
         if self._running:
             raise UsageError("leave() was called while run() is under way: call drain() instead")
         await self._end()
 
-    def _leave_behind(self) -> None:
-        """Keep a lease only to have it ended: by ``leave``, or before joining again."""
+    def _abandon_lease(self) -> None:
+        """Keep the lease only to revoke it: in ``leave``, or before joining again."""
         if self._lease is not None:
             self._lease, self._given_up = None, self._lease
 
@@ -209,28 +216,28 @@ class Member(Cycle):
             await self._wait(await self.step())
 
     async def _watch(self) -> None:
-        """Stop what must stop by now, whatever the loop is waiting for.
+        """Stop work whose deadline has passed, whatever the loop is waiting for.
 
-        A call to the store may hang, and after a suspend it may hang on for a while; the work on
-        keys that are not ours any more must not wait for it. When the member is cancelled, its
-        work ends here at once, not when the store's driver has let go.
+        A call to the store may hang, also for a while after a suspend; the work on keys that are no
+        longer held must not wait for it. When the member is cancelled its work ends here
+        immediately, not when the store's driver returns.
         """
         try:
             while True:
                 now_s = self._clock.boottime_s()
                 if self._lease is not None and not self._trusts():
-                    # For good: an answer that comes now must not bring the same lease back.
+                    # Permanent: an answer that comes now must not make the same lease valid again.
                     self._lapsed = True
                     self._holdings.close_held(reason="trust window over")
                 if self._holdings.overdue(now_s):
                     self._holdings.force_overdue(now_s)
-                    self._wake.set()  # what was given up has to be sent
+                    self._wake.set()  # the release has to be sent
                 until_s = self._holdings.next_deadline_s()
                 if self._trusts():
                     until_s = min(until_s, self._trusted_until_s)
                 self._watch_again = anyio.Event()
                 pause_s = min(until_s - now_s, self._clock.slice_s, _LONGEST_WATCH_S)
-                pause_s = max(pause_s, _SHORTEST_WATCH_S)  # whatever goes wrong, never spin
+                pause_s = max(pause_s, _SHORTEST_WATCH_S)  # never spin
                 with suppress(TimeoutError):
                     await self._clock.bounded(self._watch_again.wait(), seconds=pause_s)
         finally:
@@ -242,7 +249,7 @@ class Member(Cycle):
         scope: anyio.CancelScope,
         errors: list[Exception],
     ) -> None:
-        """Run to the end, then end the others too; an error is kept, and raised by itself."""
+        """Run ``work``, then cancel the others too; keep an error, to raise it alone."""
         try:
             await work()
         except Exception as error:  # noqa: BLE001
@@ -252,7 +259,7 @@ class Member(Cycle):
 
     async def _wait(self, pause_s: float) -> None:
         if self._lease is not None:
-            # In the last moment of trust no call could be answered: wait it out, never spin.
+            # Directly before the deadline no call could be answered in time: wait, never spin.
             left_s = self._trusted_until_s - self._clock.boottime_s()
             pause_s = min(pause_s, max(left_s, _SHORTEST_WATCH_S))
         with suppress(TimeoutError):

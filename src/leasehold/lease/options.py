@@ -1,4 +1,4 @@
-"""The settings of a member."""
+"""``MemberOptions``: the settings of a member."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from datetime import timedelta
 from leasehold.core.balance import Strategy
 from leasehold.core.lease_timing import MAX_LEASE_S, LeaseTiming
 from leasehold.errors import InvalidName, InvalidOptions
-from leasehold.lease.group_state import LARGEST_MOST, LARGEST_WEIGHT, is_number, is_whole
+from leasehold.lease.group_state import MAX_KEY_LIMIT, MAX_WEIGHT, is_integer, is_number
 from leasehold.names import check_group, check_name, seconds_of
 
 
@@ -17,9 +17,9 @@ from leasehold.names import check_group, check_name, seconds_of
 class MemberOptions:
     """How a member behaves; checked when it is made.
 
-    ``weight`` scales its share of the keys, ``most`` caps it. ``hand_over_timeout`` is how long a
-    key is kept for the one it was handed to (three leases by default); ``drain_timeout`` how long
-    the work on a key may take to stop in good order before it is stopped by force.
+    ``weight`` scales its share of the keys, ``most`` limits it. ``hand_over_timeout`` is how long a
+    key is reserved for the member it was handed to (three leases by default). ``drain_timeout`` is
+    how long the work on a key may take to stop gracefully before it is stopped forcibly.
 
     Raises:
         InvalidName, InvalidDuration, InvalidOptions: with what is wrong and what to write.
@@ -35,7 +35,7 @@ class MemberOptions:
     drain_timeout: timedelta = timedelta(seconds=30)
 
     def __post_init__(self) -> None:
-        """Refuse what can not work."""
+        """Check the values."""
         if not isinstance(self.strategy, Strategy):
             object.__setattr__(self, "strategy", _strategy(self.strategy))
         group: object = self.group
@@ -55,7 +55,7 @@ class MemberOptions:
 
     @property
     def kept_s(self) -> float:
-        """How long a key is kept for the one it was handed to."""
+        """How long a key is reserved for the member it was handed to."""
         if self.hand_over_timeout is None:
             return _LEASES_TO_KEEP * self.timing.lease_s
         return seconds_of(
@@ -75,11 +75,7 @@ def _strategy(name: object) -> Strategy:
 
 
 def check_timing(timing: object) -> None:
-    """Refuse what is no ``LeaseTiming``, or one that can not keep the rules.
-
-    Raises:
-        InvalidOptions: with what is wrong and what to write.
-    """
+    """Raise ``InvalidOptions`` for anything but a valid ``LeaseTiming``."""
     if not isinstance(timing, LeaseTiming):
         raise InvalidOptions(
             f"timing must be a Timing, not {timing!r}: write "
@@ -93,24 +89,22 @@ def check_timing(timing: object) -> None:
 
 
 def check_share(*, weight: object, most: object, max_name: str = "most") -> None:
-    """Refuse a weight or a limit that the others of the group could not count with.
-
-    Raises:
-        InvalidOptions: with what is wrong and what to write.
-    """
+    """Raise ``InvalidOptions`` for a weight or a limit that is not valid."""
     if not is_number(weight):
         raise InvalidOptions(f"weight must be a number, not {weight!r}: use 1 if unsure")
-    if not 0 < weight <= LARGEST_WEIGHT:
+    if not 0 < weight <= MAX_WEIGHT:
         raise InvalidOptions(
-            f"0 < weight <= {LARGEST_WEIGHT:,} does not hold ({weight:g}): use 1 if unsure"
+            f"0 < weight <= {MAX_WEIGHT:,} does not hold ({weight:g}): use 1 if unsure"
         )
     if most is None:
         return
-    if not is_whole(most):
+    if not is_integer(most):
         raise InvalidOptions(
             f"{max_name} must be a whole number, not {most!r}: use None for no limit"
         )
     if most < 0:
         raise InvalidOptions(f"{max_name} >= 0 does not hold ({most}): use None for no limit")
-    if most > LARGEST_MOST:
-        raise InvalidOptions(f"{max_name} <= {LARGEST_MOST:,} does not hold: use None for no limit")
+    if most > MAX_KEY_LIMIT:
+        raise InvalidOptions(
+            f"{max_name} <= {MAX_KEY_LIMIT:,} does not hold: use None for no limit"
+        )

@@ -15,7 +15,7 @@ from leasehold.core.poison_policy import PoisonAction, PoisonPolicy
 from leasehold.core.stall_rule import StallRule
 from leasehold.errors import InvalidOptions
 from leasehold.events.start import Start
-from leasehold.lease.group_state import is_whole
+from leasehold.lease.group_state import is_integer
 from leasehold.lease.options import MemberOptions, check_share, check_timing
 from leasehold.names import seconds_of
 
@@ -228,7 +228,7 @@ def _one_of(kind: type[E], value: object, what: str) -> E:
 
 
 def _check_count(name: str, value: object) -> None:
-    if not is_whole(value):
+    if not is_integer(value):
         raise InvalidOptions(f"{name} must be a whole number, not {value!r}: write {name}=1000")
     if not 1 <= value <= _LARGEST:
         raise InvalidOptions(f"1 <= {name} <= {_LARGEST:,} does not hold ({value})")

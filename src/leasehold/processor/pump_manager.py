@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from leasehold.core.load_meter import rounded
-from leasehold.core.stall_rule import StallVerdict
+from leasehold.core.stall_rule import StallState
 from leasehold.errors import LeaseholdError
 from leasehold.names import partition_key
 from leasehold.processor.checkpoint_writer import CheckpointLoader
@@ -365,9 +365,9 @@ class PumpManager:
             if pump in quiet and not waits and pump.state is not PartitionState.OPENING:
                 waits, still_s = pump.stall_watch.lag_events > 0, pump.stall_watch.behind_s(now_s)
             waits = waits or pump.state is PartitionState.OPENING
-            verdict = rule.judge(work_waits=waits, still_s=still_s)
-            if verdict is not StallVerdict.FINE:
-                self._stalled(pump, give_up=verdict is StallVerdict.GIVE_UP)
+            verdict = rule.evaluate(work_waits=waits, still_s=still_s)
+            if verdict is not StallState.FINE:
+                self._stalled(pump, give_up=verdict is StallState.GIVE_UP)
 
     def _give_up(self, pump: Pump) -> None:
         """Have the partition passed on; ``close`` or ``keep_stalled`` follows."""

@@ -1,7 +1,7 @@
-"""How the two sides of a processor talk: the lease side and the work side.
+"""The two sides of a processor or worker, lease side and work side, and the calls between them.
 
-The lease side (member, checkpoints) must go on whatever handlers do, so it has a thread and an
-event loop of its own. In a simulation both are one loop: the same code, without threads.
+The lease side (member, checkpoints) must run whatever the handlers do, so it has its own thread and
+event loop. In a simulation both sides share one loop: the same code, without threads.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ T = TypeVar("T")
 
 
 class LoopLink(Protocol):
-    """What each side may ask of the other."""
+    """The calls from each side to the other."""
 
     def to_lease(self, call: Callable[[], None]) -> None:
-        """Have it called on the lease side, soon. From any thread."""
+        """Call it on the lease side, soon; from any thread."""
         ...
 
     def to_work(self, call: Callable[[], None]) -> None:
-        """Have it called on the work side, soon. From any thread."""
+        """Call it on the work side, soon; from any thread."""
         ...
 
     async def on_lease(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Await on the work side what ``make`` does on the lease side."""
+        """Run ``make`` on the lease side, and await it on the work side."""
         ...
 
 
@@ -38,56 +38,57 @@ class SameLoop:
     """Both sides in the running loop."""
 
     def __init__(self) -> None:
-        """In a loop that runs."""
         self._loop = asyncio.get_running_loop()
 
     def to_lease(self, call: Callable[[], None]) -> None:
-        """See ``LoopLink``."""
+        """Call it on the lease side."""
         self._loop.call_soon(call)
 
     def to_work(self, call: Callable[[], None]) -> None:
-        """See ``LoopLink``."""
+        """Call it on the work side."""
         self._loop.call_soon(call)
 
     async def on_lease(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """See ``LoopLink``."""
+        """Run it on the lease side."""
         return await make()
 
 
 class LoopThread:
-    """The work side is the running loop; the lease side gets a thread with a loop of its own."""
+    """The work side is the running loop; the lease side gets a thread with its own loop."""
 
     def __init__(self, name: str) -> None:
-        """Start the thread. Nothing is done in it yet."""
+        """Start the thread of the lease side."""
         self._work = asyncio.get_running_loop()
         self._lease = asyncio.new_event_loop()
         # A daemon: a program that forgot to stop its processor must still be able to end.
-        self._thread = threading.Thread(target=self._live, name=f"leases of {name}", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run_lease_loop, name=f"leases of {name}", daemon=True
+        )
         self._thread.start()
 
     def to_lease(self, call: Callable[[], None]) -> None:
-        """See ``LoopLink``."""
+        """Call it on the lease side."""
         _post(self._lease, call)
 
     def to_work(self, call: Callable[[], None]) -> None:
-        """See ``LoopLink``."""
+        """Call it on the work side."""
         _post(self._work, call)
 
     async def on_lease(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """See ``LoopLink``."""
+        """Run it on the lease side."""
         return await asyncio.wrap_future(self.start(make))
 
     def start(self, make: Callable[[], Coroutine[Any, Any, T]]) -> Future[T]:
-        """Begin on the lease side what ``make`` does; from any thread."""
+        """Start ``make`` on the lease side; from any thread."""
         return asyncio.run_coroutine_threadsafe(make(), self._lease)
 
     async def close(self) -> None:
-        """End the thread, when all that was begun there is over."""
+        """End the thread, after all that was started there."""
         _post(self._lease, self._lease.stop)
         ended: Awaitable[None] = asyncio.to_thread(self._thread.join)
         await ended
 
-    def _live(self) -> None:
+    def _run_lease_loop(self) -> None:
         asyncio.set_event_loop(self._lease)
         try:
             self._lease.run_forever()
@@ -99,6 +100,6 @@ class LoopThread:
 
 
 def _post(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
-    # A loop that was closed has nobody left who could act on it.
+    # After a loop is closed no task is left that could use the call.
     with suppress(RuntimeError):
         loop.call_soon_threadsafe(call)

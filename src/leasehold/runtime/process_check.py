@@ -1,7 +1,7 @@
-"""The process that something with threads was made in: it works nowhere else.
+"""``ProcessCheck``: detects use of an object with threads in a forked process.
 
-A fork copies memory and not threads. Whoever would wait for one of them waits for ever, so those
-who were made before a fork say so instead.
+A fork copies memory and not threads. A call that waits for such a thread would wait forever, so it
+raises an error instead.
 """
 
 from __future__ import annotations
@@ -12,19 +12,15 @@ from leasehold.errors import UsageError
 
 
 class ProcessCheck:
-    """The process it was made in."""
+    """Remembers the process that it was made in."""
 
     def __init__(self, what: str) -> None:
-        """``what`` is named in the refusal: "the log"."""
+        """``what`` is named in the error: "the log"."""
         self._what = what
         self._pid = os.getpid()
 
     def check(self) -> None:
-        """Return if this is that process.
-
-        Raises:
-            UsageError: it was forked from it.
-        """
+        """Raise ``UsageError`` in a process that was forked since."""
         if os.getpid() != self._pid:
             raise UsageError(
                 f"{self._what} was opened before this process was forked, and its threads are in "

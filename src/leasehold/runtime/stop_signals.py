@@ -8,7 +8,7 @@ SAME_S = 1.0
 
 
 class StopAsked(Enum):
-    """What was heard."""
+    """What a stop signal means."""
 
     FIRST = auto()
     SAME = auto()
@@ -16,18 +16,17 @@ class StopAsked(Enum):
 
 
 class StopRequests:
-    """Tells a second request from one that is heard twice.
+    """Distinguishes a second request from a signal that arrives twice.
 
-    One that comes within a second of the first is the same: `timeout`, and a terminal, signal a
-    process and its group. Takes no lock, so that the handler of a signal may ask.
+    A signal within a second of the first is the same request: `timeout`, and a terminal, signal a
+    process and its group. Takes no lock, so that a signal handler may call it.
     """
 
     def __init__(self) -> None:
-        """Nobody has asked yet."""
         self._first_s: float | None = None
 
     def heard(self, now_s: float) -> StopAsked:
-        """What a signal at this time means."""
+        """Return what a signal at this time means."""
         if self._first_s is None:
             self._first_s = now_s
             return StopAsked.FIRST

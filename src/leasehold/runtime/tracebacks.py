@@ -1,7 +1,4 @@
-"""Where an error of a handler came from, as the one who wrote the handler wants to see it.
-
-It begins with the first line that is the user's: how we came to call it helps nobody.
-"""
+"""The traceback of a handler's error, from the first line of the user's code on."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ _OURS = (str(_LEASEHOLD), *(str(Path(each.__path__[0])) for each in (anyio, asyn
 
 
 def reason_of(error: BaseException) -> str:
-    """The type of the error and its message. Never raises, whatever the error does."""
+    """Return the type of the error and its message. Never raises, whatever the error does."""
     name = type(error).__name__
     try:
         return f"{name}: {error}"
@@ -25,7 +22,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def traceback_of(error: BaseException) -> str:
-    """The traceback without our own lines at its begin. Never raises, whatever the error does."""
+    """Return the traceback without Leasehold's first lines. Never raises."""
     try:
         steps = traceback.TracebackException.from_exception(error)
         theirs = (at for at, step in enumerate(steps.stack) if not step.filename.startswith(_OURS))

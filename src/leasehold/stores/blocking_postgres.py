@@ -24,7 +24,7 @@ from leasehold.errors import StoreUnavailable, UsageError
 from leasehold.stores import postgres
 from leasehold.stores.blocking import named_queries
 from leasehold.stores.postgres.address import DatabaseAddress
-from leasehold.stores.postgres.driver_errors import explained, passes
+from leasehold.stores.postgres.driver_errors import is_transient, to_store_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -169,10 +169,10 @@ class BlockingPostgres:
                     return action(connection)
             except psycopg.Error as error:
                 if not _passes(error):
-                    raise explained(error, self._address) from error
+                    raise to_store_error(error, self._address) from error
                 if self._stopwatch() + pause_s >= until_s or self._closed.wait(pause_s):
                     raise StoreUnavailable(
-                        f"{explained(error, self._address)} (given up after {_PATIENCE_S:g} s)"
+                        f"{to_store_error(error, self._address)} (given up after {_PATIENCE_S:g} s)"
                     ) from error
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
@@ -242,7 +242,7 @@ class BlockingPostgres:
 
 def _passes(error: psycopg.Error) -> bool:
     """As everywhere; and the server has ended us because we stood still in a transaction."""
-    return passes(error) or error.sqlstate == _ENDED_WHILE_IDLE
+    return is_transient(error) or error.sqlstate == _ENDED_WHILE_IDLE
 
 
 def _sound(connection: Connection) -> bool:

@@ -9,7 +9,7 @@ from leasehold.errors import InvalidUrl
 from leasehold.names import check_name
 from leasehold.stores.registry import Registry
 from leasehold.stores.validation import (
-    check_suggestion,
+    check_hand_over_request,
     checked_keys,
     checked_lease,
     checked_notes,
@@ -57,114 +57,114 @@ class MemoryStore:
 
     @property
     def url(self) -> str:
-        """See ``Store``."""
+        """The URL of the store, without secrets."""
         return "memory://"
 
     async def declare(self, keys: Sequence[str]) -> int:
-        """See ``Store``."""
+        """Declare keys; return how many are new."""
         checked = checked_keys(keys)
         return self._step(lambda r, _now, _wall: r.declare(checked))
 
     async def forget(self, keys: Sequence[str]) -> int:
-        """See ``Store``."""
+        """Forget keys without an owner; return how many were forgotten."""
         checked = checked_keys(keys)
         return self._step(lambda r, now, wall: r.forget(checked, now, wall))
 
     async def grant(
         self, *, holder: str, token: str, group: str, duration: timedelta, info: MemberInfo
     ) -> Lease:
-        """See ``Store``."""
+        """Grant a lease."""
         lease = checked_lease(holder=holder, token=token, group=group, duration=duration)
         return self._step(lambda r, now, wall: r.grant(lease, info, now, wall))
 
     async def renew(
         self, lease: Lease, *, since: int = 0, info: MemberInfo | None = None
     ) -> Changes:
-        """See ``Store``."""
+        """Extend a lease; return what changed."""
         return self._step(lambda r, now, wall: r.renew(lease, since, info, now, wall))
 
     async def revoke(self, lease: Lease) -> None:
-        """See ``Store``."""
+        """End a lease and all that it holds."""
         self._step(lambda r, now, wall: r.revoke(lease, now, wall))
 
     async def claim(
         self, lease: Lease, wanted: Sequence[KeyClaim], *, force: bool = False
     ) -> Sequence[Ownership]:
-        """See ``Store``."""
+        """Claim keys under a lease; return what was won."""
         return self._step(
             lambda r, now, wall: r.claim(lease, wanted, force=force, now=now, wall=wall)
         )
 
     async def ask(self, lease: Lease, wanted: KeyClaim) -> bool:
-        """See ``Store``."""
+        """Ask the owner of a key to hand it over."""
         return self._step(lambda r, now, wall: r.ask(lease, wanted, now, wall))
 
     async def hand_over(self, hand_overs: Sequence[HandOver], *, limit: timedelta) -> Sequence[str]:
-        """See ``Store``."""
+        """Hand keys over to other holders; return the keys that were passed."""
         kept_s = limit_s(limit, what="hand-over limit")
         return self._step(lambda r, now, wall: r.hand_over(hand_overs, kept_s, now, wall))
 
     async def release(
         self, ownerships: Sequence[Ownership], *, notes: Mapping[str, str] | None = None
     ) -> Sequence[str]:
-        """See ``Store``."""
+        """Release keys; return those that are released."""
         checked = checked_notes(ownerships, notes)
         return self._step(lambda r, now, wall: r.release(ownerships, checked, now, wall))
 
     async def break_(self, key: str, *, epoch: int, after: timedelta) -> Resource | None:
-        """See ``Store``."""
+        """Break one ownership, after a while."""
         after_s = limit_s(after, what="break period")
         return self._step(lambda r, now, wall: r.break_(key, epoch, after_s, now, wall))
 
     async def checkpoint(self, marks: Sequence[CheckpointWrite]) -> Mapping[str, Refusal]:
-        """See ``Store``."""
+        """Write checkpoints; return the refused ones."""
         return self._step(lambda r, now, wall: r.checkpoint(marks, now, wall))
 
     async def annotate(self, notes: Sequence[Note]) -> Sequence[str]:
-        """See ``Store``."""
+        """Replace the notes of terms; return the refused keys."""
         return self._step(lambda r, now, _wall: r.annotate(notes, now))
 
     async def request_hand_over(self, key: str, *, epoch: int, to: str) -> bool:
-        """See ``Store``."""
-        check_suggestion(key, epoch=epoch, to=to)
+        """Request that the owner hands a key over."""
+        check_hand_over_request(key, epoch=epoch, to=to)
         return self._step(lambda r, now, wall: r.request_hand_over(key, epoch, to, now, wall))
 
     async def request_leave(self, holder: str) -> bool:
-        """See ``Store``."""
+        """Request that a member leaves its group."""
         check_name(holder, what="holder")
         return self._step(lambda r, now, wall: r.request_leave(holder, now, wall))
 
     async def reset(self, positions: Mapping[str, Position | None]) -> Mapping[str, str]:
-        """See ``Store``."""
+        """Set or remove checkpoints of keys without an owner; return the owners of the others."""
         checked = checked_positions(positions)
         return self._step(lambda r, now, wall: r.reset(checked, now, wall))
 
     async def groups(self) -> Sequence[str]:
-        """See ``Store``."""
+        """List the groups that have keys."""
         return self._step(lambda r, _now, _wall: r.groups())
 
     async def checkpoints(self, group: str) -> Mapping[str, Checkpoint]:
-        """See ``Store``."""
+        """Read the checkpoints of a group."""
         return self._step(lambda r, _now, _wall: r.checkpoints(group))
 
     async def resources(self, group: str) -> Mapping[str, Resource]:
-        """See ``Store``."""
+        """Read the keys of a group."""
         return self._step(lambda r, now, _wall: r.resources(group, now))
 
     async def members(self, group: str) -> Mapping[str, MemberRecord]:
-        """See ``Store``."""
+        """Read the members of a group."""
         return self._step(lambda r, now, _wall: r.members(group, now))
 
     async def history(self, key: str, *, limit: int = 10) -> Sequence[Term]:
-        """See ``Store``."""
+        """Read the terms of a key, newest first."""
         return self._step(lambda r, _now, _wall: r.history(key, limit))
 
     async def fenced_writes(self, group: str) -> int:
-        """See ``Store``."""
+        """Return how many writes were fenced in a group."""
         return self._step(lambda r, _now, _wall: r.fenced_writes(group))
 
     async def close(self) -> None:
-        """See ``Store``."""
+        """Close the store; no lease ends by that."""
 
     def _step(self, step: Callable[[Registry, float, datetime], T]) -> T:
         # The clock is read under the lock: a step that had to wait is judged by the time it is

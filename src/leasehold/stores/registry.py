@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from leasehold.core.lease_rules import Move, break_moment, judge, state_of
+from leasehold.core.lease_rules import Move, break_time, evaluate, state_of
 from leasehold.model import (
     Changes,
     Checkpoint,
@@ -30,14 +30,14 @@ from leasehold.model import (
     Term,
 )
 from leasehold.names import group_of
-from leasehold.stores.rows import GroupRow, LeaseRow, ResourceRow, newer, peer_of
+from leasehold.stores.rows import GroupRow, LeaseRow, ResourceRow, member_of, newer
 from leasehold.stores.validation import (
     HISTORY_LIMIT,
     OPERATOR,
     RELEASED_BY,
     lost_lease,
     purge_after_s,
-    same_place,
+    same_position,
     unknown_key,
 )
 
@@ -185,7 +185,7 @@ class Ledger:
         if row is None:
             return False
         move = Move.WRITE if self._proves(row, ownership) else Move.WRITE_OTHER
-        return judge(self._state(row, now), move).granted
+        return evaluate(self._state(row, now), move).granted
 
     def _proves(self, row: ResourceRow, ownership: Ownership) -> bool:
         if row.holder != ownership.holder or row.epoch != ownership.epoch:
@@ -243,7 +243,7 @@ class Ledger:
         return Changes(
             version=self._version,
             resources=tuple(resources),
-            members=tuple(peer_of(row, now) for row in newer(group.members.values(), since)),
+            members=tuple(member_of(row, now) for row in newer(group.members.values(), since)),
             ended=tuple(term for _, term in mine.ended_terms),
             next_end_s=self._next_end_s(mine, group, now),
         )
@@ -408,7 +408,7 @@ class Registry(Ledger):
             if row is None:
                 continue
             move = Move.RELEASE if self._proves(row, ownership) else Move.RELEASE_OTHER
-            granted = judge(self._state(row, now), move).granted
+            granted = evaluate(self._state(row, now), move).granted
             if granted:
                 # What time has ended was not ended by the release that came after.
                 self._settle(row, now, wall)
@@ -428,12 +428,12 @@ class Registry(Ledger):
             return None
         state = self._state(row, now)
         move = Move.BREAK_AFTER if after_s > 0 else Move.BREAK_NOW
-        verdict = judge(state, move)
+        verdict = evaluate(state, move)
         if not verdict.granted or row.holder is None:
             return None
         owner = self._leases[row.holder]
         if verdict.to is State.BREAKING:
-            moment = break_moment(
+            moment = break_time(
                 now=now, after_s=after_s, lease_ends_at=owner.ends_at, break_at=row.break_at
             )
             if moment != row.break_at:
@@ -543,7 +543,7 @@ class Registry(Ledger):
         """See ``Store.members``."""
         rows = self._group(group).members
         return {
-            holder: peer_of(rows[holder], now)
+            holder: member_of(rows[holder], now)
             for holder in sorted(rows)
             if rows[holder].ended is None and rows[holder].ends_at > now
         }
@@ -579,7 +579,7 @@ class Registry(Ledger):
         """Put the checkpoint of a key that nobody owns there, in a new epoch."""
         stored = self._checkpoints.get(row.key)
         was_reset = bool(row.terms) and row.terms[-1].reason is EndReason.RESET
-        if was_reset and same_place(stored.position if stored else None, position):
+        if was_reset and same_position(stored.position if stored else None, position):
             return
         self.reset_term(row, wall)
         if position is None:
@@ -609,7 +609,7 @@ class Registry(Ledger):
             return False
         mine = row.holder == claimer.lease.holder
         move = Move.ACQUIRE_SAME if mine else Move.ACQUIRE_OTHER
-        verdict = judge(self._state(row, now), move)
+        verdict = evaluate(self._state(row, now), move)
         if not verdict.granted and (mine or not force):
             return False
         self._settle(row, now, wall)
@@ -628,7 +628,7 @@ class Registry(Ledger):
         if row is None:
             return False
         move = Move.CHANGE if self._proves(row, ownership) else Move.CHANGE_OTHER
-        if judge(self._state(row, now), move).granted:
+        if evaluate(self._state(row, now), move).granted:
             if each.note is not None:
                 self.put_note(row, each.note)
             self.end_term(row, EndReason.HANDED_OVER, wall)

@@ -24,10 +24,10 @@ class LeaseRow:
     version: int
     ended: EndReason | None = None
     leave_requested: bool = False
-    # Own terms that ended, with their version; forgotten once the holder has heard of them.
+    # Own terms that ended, with their version; removed once the holder has received them.
     ended_terms: list[tuple[int, Term]] = field(default_factory=list)
     owned: dict[str, ResourceRow] = field(default_factory=dict)
-    # Those of them that are not of its group; a renewal looks at these one by one.
+    # Owned keys of other groups; a renewal checks them one by one.
     abroad: dict[str, ResourceRow] = field(default_factory=dict)
 
 
@@ -57,7 +57,7 @@ class GroupRow:
     members: OrderedDict[str, LeaseRow] = field(default_factory=OrderedDict)
     # Leases from outside the group that hold, or held, a key of it.
     guests: dict[str, LeaseRow] = field(default_factory=dict)
-    # Only what may end by time: looked at in every renewal, so it must stay small.
+    # Only keys that may end by time: checked in every renewal, so it must stay small.
     timed: dict[str, ResourceRow] = field(default_factory=dict)
     fenced: int = 0
 
@@ -65,8 +65,8 @@ class GroupRow:
 _Row = TypeVar("_Row", ResourceRow, LeaseRow)
 
 
-def peer_of(row: LeaseRow, now: float) -> MemberRecord:
-    """The member as the others see it."""
+def member_of(row: LeaseRow, now: float) -> MemberRecord:
+    """Convert a lease to the member that others see."""
     return MemberRecord(
         holder=row.lease.holder,
         group=row.lease.group,
@@ -80,7 +80,7 @@ def peer_of(row: LeaseRow, now: float) -> MemberRecord:
 
 
 def newer(rows: Reversible[_Row], since: int) -> list[_Row]:
-    """Rows in order of change, newest last: take from the end until one is known."""
+    """Return the rows newer than ``since``, oldest first, of rows ordered by their last change."""
     newer = []
     for row in reversed(rows):
         if row.version <= since:

@@ -1,4 +1,4 @@
-"""What all stores have in common: limits, checks, and the words of their errors."""
+"""What all stores have in common: limits, checks of arguments, and errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from leasehold.model import Ownership
 
 HISTORY_LIMIT = 100
-# A release finds its wish fulfilled if it was released before, or if time was faster.
+# A release succeeds if the term was released before, or has ended by time.
 RELEASED_BY = (EndReason.RELEASED, EndReason.EXPIRED, EndReason.BROKEN)
 # Whose term a reset is in the history.
 OPERATOR = "operator"
@@ -26,33 +26,24 @@ _BIGGEST_NUMBER = 2**63 - 1
 
 
 def purge_after_s(group: str) -> float:
-    """How long an ended lease is remembered.
+    """Return how long an ended lease is remembered.
 
-    In a group for longer than any lease can last: a watcher that slept through that time has
-    lost its own lease and starts again from nothing, so nobody can miss the end. Nobody watches
-    a lease without a group.
+    In a group, longer than any lease can last: a member that was paused for that time has lost its
+    own lease and starts again from nothing, so no member can miss the end. A lease without a group
+    has no watchers.
     """
     return MAX_LEASE_S + _HOUR_S if group else _HOUR_S
 
 
 def checked_keys(keys: Sequence[str]) -> list[str]:
-    """The keys, each of them well-formed, none of them twice.
-
-    Raises:
-        InvalidName: one of them is no key, or it is one key where a list is wanted.
-    """
+    """Return the keys, checked and without duplicates."""
     if isinstance(keys, str):
         raise InvalidName(f"give a list of keys, such as [{keys[:80]!r}], not one text")
     return list(dict.fromkeys(check_key(key) for key in keys))
 
 
 def checked_lease(*, holder: str, token: str, group: str, duration: timedelta) -> Lease:
-    """The lease that is asked for.
-
-    Raises:
-        InvalidName: the holder has no proper name, or the group is no group.
-        InvalidDuration: the duration is outside the range, which the message names.
-    """
+    """Return the requested lease, checked."""
     check_name(holder, what="holder")
     check_name(token, what="token")
     if group:
@@ -61,13 +52,8 @@ def checked_lease(*, holder: str, token: str, group: str, duration: timedelta) -
     return Lease(holder=holder, token=token, group=group, duration_s=duration_s)
 
 
-def check_suggestion(key: str, *, epoch: object, to: str) -> None:
-    """Say nothing if ``Store.request_hand_over`` can be asked this.
-
-    Raises:
-        InvalidName: the key is no key, or the receiver has no proper name.
-        UsageError: the epoch is no whole number from 0 up, or has more than 64 bits.
-    """
+def check_hand_over_request(key: str, *, epoch: object, to: str) -> None:
+    """Check the arguments of ``Store.request_hand_over``."""
     check_key(key)
     check_name(to, what="holder")
     if not isinstance(epoch, int) or isinstance(epoch, bool) or not 0 <= epoch <= _BIGGEST_NUMBER:
@@ -77,24 +63,14 @@ def check_suggestion(key: str, *, epoch: object, to: str) -> None:
 
 
 def checked_positions(positions: object) -> dict[str, Position | None]:
-    """The positions by key, each of them such that every store can keep it.
-
-    Raises:
-        InvalidName: one of the keys is no key.
-        UsageError: it is no mapping, or one of the values is neither None nor such a position.
-    """
+    """Return the positions by key, checked so that every store can keep them."""
     if not isinstance(positions, Mapping):
         raise UsageError(f"give positions by key, such as {{key: position}}, not {positions!r}")
     return {check_key(key): _checked_position(key, each) for key, each in positions.items()}
 
 
 def checked_notes(ownerships: Sequence[Ownership], notes: object) -> Mapping[str, str]:
-    """The notes by key, each of them such that every store can keep it.
-
-    Raises:
-        UsageError: it is no mapping, one of the keys is not among the ownerships, or one of the
-            notes can not be kept.
-    """
+    """Return the notes by key, checked so that every store can keep them."""
     if not notes:
         return {}
     if not isinstance(notes, Mapping):
@@ -131,20 +107,20 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
-def same_place(one: Position | None, other: Position | None) -> bool:
-    """Whether two positions are the same to the letter; ``==`` leaves the offset out."""
+def same_position(one: Position | None, other: Position | None) -> bool:
+    """Return whether two positions are equal, offset included; ``==`` ignores the offset."""
     if one is None or other is None:
         return one is other
     return (one.sequence_number, one.offset) == (other.sequence_number, other.offset)
 
 
 def limit_s(limit: timedelta, *, what: str) -> float:
-    """A waiting time in seconds: zero up to the longest lease."""
+    """Return a waiting time in seconds, checked: zero up to the longest lease."""
     return seconds_of(limit, what=what, min_s=0.0, max_s=MAX_LEASE_S)
 
 
 def lost_lease(holder: str, reason: str) -> LeaseLost:
-    """The error for a lease that the store does not honour any more."""
+    """Return the error for a lease that has ended."""
     return LeaseLost(
         f"the lease of {holder} is gone ({reason}): stop the work, then join again "
         "under a new holder id",
@@ -154,5 +130,5 @@ def lost_lease(holder: str, reason: str) -> LeaseLost:
 
 
 def unknown_key(key: str) -> UnknownResource:
-    """The error for a key that nobody has declared, or that was forgotten."""
+    """Return the error for a key that was not declared, or was forgotten."""
     return UnknownResource(f"{key} is not declared in this store")

@@ -16,7 +16,7 @@ from tests.support.azurite import Azurite, shared_azurite_by_hand
 
 from leasehold.azure import BlobLease
 from leasehold.azure.blob_store.blob_lease import Blobs, open_blobs
-from leasehold.core.lease_rules import COLUMNS, Move, judge
+from leasehold.core.lease_rules import COLUMNS, Move, evaluate
 from leasehold.errors import FencedWrite, InvalidDuration, LeaseLost, UnknownResource
 from leasehold.model import State
 from leasehold.testing.clock import ManualClock
@@ -115,7 +115,7 @@ async def test_every_cell_of_the_table(world: World, state: State) -> None:
         found = await blob.read()
         assert found is not None
         assert found.state is state, move
-        verdict, said = judge(state, move), ""
+        verdict, said = evaluate(state, move), ""
         try:
             await ACTS[move](blob)
         except LeaseLost as error:

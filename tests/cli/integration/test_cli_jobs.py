@@ -37,13 +37,15 @@ def leasehold(
 
 
 def test_ls_says_of_each_job_what_it_is_about(leasehold: CommandLine, jobs: Jobs) -> None:
-    said = RunNote(host="web1", pid=4711, occurrence=TWO, attempt=2, words="half of it")
-    jobs.join("a-web1-1", "etl", said=said)
+    note = RunNote(host="web1", pid=4711, occurrence=TWO, attempt=2, words="half of it")
+    jobs.join("a-web1-1", "etl", note=note)
     jobs.ran("b-web2-1", "paused one", RunNote(outcome=Outcome.FAILED, exit_code=3))
     jobs.ran("b-web2-1", "wanted one", RunNote(outcome=Outcome.OK))
     clock = SystemClock()
     jobs.run(lambda store: operator_requests.pause(store, "paused one", by="ann", clock=clock))
-    jobs.run(lambda store: operator_requests.want(store, "wanted one", by="ann", clock=clock))
+    jobs.run(
+        lambda store: operator_requests.request_run(store, "wanted one", by="ann", clock=clock)
+    )
     rows = {each["job"]: each for each in leasehold("jobs", "ls", "-ojson").json}
     assert {name: each["state"] for name, each in rows.items()} == {
         "etl": "running",
@@ -62,8 +64,8 @@ def test_ls_says_of_each_job_what_it_is_about(leasehold: CommandLine, jobs: Jobs
 
 
 def test_a_schedule_that_nobody_carries_out_is_late(leasehold: CommandLine, jobs: Jobs) -> None:
-    [owned] = jobs.join("a", "nightly", said=RunNote(schedule="0 2 * * * Europe/Berlin"))
-    jobs.mark(owned, run_log.done(TWO))
+    [owned] = jobs.join("a", "nightly", note=RunNote(schedule="0 2 * * * Europe/Berlin"))
+    jobs.mark(owned, run_log.done_position(TWO))
     running = leasehold("jobs", "show", "nightly", "-ojson").json
     assert running["late_s"] is None
     jobs.leave(owned)
@@ -82,7 +84,7 @@ def test_show_tells_all_that_is_known_of_one_job(leasehold: CommandLine, jobs: J
     )
     [owned] = jobs.join("a", "nightly")
     jobs.run(
-        lambda store: store.annotate([Note(ownership=owned, text=RunNote(words="7 %").note())])
+        lambda store: store.annotate([Note(ownership=owned, text=RunNote(words="7 %").to_json())])
     )
     found = leasehold("jobs", "show", "nightly", "-ojson").json
     assert (found["holder"], found["epoch"], found["words"]) == ("a", 2, "7 %")
@@ -107,7 +109,7 @@ def test_ls_leaves_out_what_says_nothing_before_all_else(
         jobs.ran("worker-web1-12345678", name, daily)
     free = leasehold("jobs", "ls")
     assert free.out.split("\n")[0].split() == ["job", "state", "last", "next"]
-    jobs.join("worker-web1-12345678", "reports", said=replace(daily, occurrence=TWO, outcome=None))
+    jobs.join("worker-web1-12345678", "reports", note=replace(daily, occurrence=TWO, outcome=None))
     held = leasehold("jobs", "ls")
     assert held.widest <= 80
     assert {"holder", "last", "next"} <= set(held.out.split("\n")[0].split())
@@ -227,7 +229,7 @@ def test_next_says_what_is_wrong_with_it(leasehold: CommandLine, words: tuple[st
 
 
 def standing(jobs: Jobs) -> operator_requests.OperatorRequests:
-    return jobs.run(operator_requests.standing)
+    return jobs.run(operator_requests.read_requests)
 
 
 def test_pause_and_resume_keep_who_and_why(leasehold: CommandLine, jobs: Jobs) -> None:
@@ -272,11 +274,11 @@ def test_run_wants_one_run_and_a_wish_that_stands_is_enough(
     leasehold: CommandLine, jobs: Jobs
 ) -> None:
     assert leasehold("jobs", "run", "nightly", "--why", "after the repair").code == 0
-    order = standing(jobs).wanted["nightly"]
+    order = standing(jobs).run_requests["nightly"]
     assert order.why == "after the repair"
     again = leasehold("jobs", "run", "nightly")
     assert (again.code, "already" in again.err) == (0, True)
-    assert standing(jobs).wanted["nightly"] == order
+    assert standing(jobs).run_requests["nightly"] == order
 
 
 # --------------------------------------------------------------------------- break

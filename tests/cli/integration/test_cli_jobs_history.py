@@ -12,7 +12,7 @@ from tests.support.stored_jobs import Jobs, jobs_in
 
 from leasehold.cli.jobs import run_row
 from leasehold.jobs import Outcome, run_log
-from leasehold.jobs.run_log import RunEntry, RunNote
+from leasehold.jobs.run_log import RunLogEntry, RunNote
 from leasehold.model import EndReason, Term
 from leasehold.names import job_key
 
@@ -56,9 +56,9 @@ def test_runs_are_told_one_by_one_and_a_crash_is_seen(leasehold: CommandLine, jo
         occurrence=TWO, attempt=2, outcome=Outcome.FAILED, exit_code=3, words="no disk"
     )
     jobs.ran("b", "nightly", failed)
-    [owned] = jobs.join("c", "nightly", said=RunNote(words="half of it"))
+    [owned] = jobs.join("c", "nightly", note=RunNote(words="half of it"))
     jobs.run(lambda store: store.break_(owned.key, epoch=owned.epoch, after=timedelta(0)))
-    jobs.join("d", "nightly", said=RunNote(words="at it"))
+    jobs.join("d", "nightly", note=RunNote(words="at it"))
     rows = leasehold("jobs", "history", "nightly", "--runs", "-ojsonl").jsonl
     assert [(each["holder"], each["outcome"], each["exit_code"]) for each in rows] == [
         ("d", None, None),
@@ -82,8 +82,8 @@ def test_who_reserved_a_job_and_ran_nothing_is_in_the_log_and_told_if_all_is_ask
     jobs.ran("a", "nightly", nothing)
     assert leasehold("jobs", "ls", "-ojson").json[0]["last_outcome"] is None
     assert leasehold("jobs", "history", "nightly", "-ojson").json == []
-    for holder, said in (("a", RunNote(exit_code=0)), ("b", nothing), ("a", RunNote(exit_code=3))):
-        jobs.ran(holder, "nightly", said)
+    for holder, note in (("a", RunNote(exit_code=0)), ("b", nothing), ("a", RunNote(exit_code=3))):
+        jobs.ran(holder, "nightly", note)
     jobs.ran("b", "nightly", nothing)
     history = ("jobs", "history", "nightly", "-ojsonl")
     (row,) = leasehold(*history).jsonl
@@ -112,12 +112,12 @@ def test_how_long_a_run_lasted_that_expired_is_not_known() -> None:
             ended_at=TWO + timedelta(seconds=24),
             reason=reason,
         )
-        assert run_row(RunEntry.of(term))["lasted_s"] == lasted_s
+        assert run_row(RunLogEntry.of(term))["lasted_s"] == lasted_s
 
 
 def test_next_begins_after_what_is_done_already(leasehold: CommandLine, jobs: Jobs) -> None:
-    [owned] = jobs.join("a", "nightly", said=RunNote(schedule="0 2 * * * UTC"))
-    jobs.mark(owned, run_log.done(datetime(2100, 1, 31, 2, tzinfo=UTC)))
+    [owned] = jobs.join("a", "nightly", note=RunNote(schedule="0 2 * * * UTC"))
+    jobs.mark(owned, run_log.done_position(datetime(2100, 1, 31, 2, tzinfo=UTC)))
     jobs.leave(owned)
     rows = leasehold("jobs", "next", "nightly", "-n", "2", "-ojson").json
     assert [each["utc"][:10] for each in rows] == ["2100-02-01", "2100-02-02"]

@@ -87,8 +87,8 @@ class Model:
         return [EPOCH + self.shown[quarter][0] * QUARTER]
 
 
-def _every(least: int, most: int, step: int = 1) -> frozenset[int]:
-    return frozenset(range(least, most + 1, step))
+def _every(min_value: int, most: int, step: int = 1) -> frozenset[int]:
+    return frozenset(range(min_value, most + 1, step))
 
 
 def _working(day: date) -> bool:

@@ -15,8 +15,8 @@ from leasehold.core.lease_rules import (
     Move,
     RequestRefusal,
     RuleOutcome,
-    break_moment,
-    judge,
+    break_time,
+    evaluate,
     markdown,
     mermaid,
     state_of,
@@ -88,7 +88,7 @@ def said(verdict: RuleOutcome) -> str:
 @pytest.mark.parametrize(("state", "move", "cell"), CELLS)
 def test_each_request_does_what_the_blob_service_does(state: State, move: Move, cell: str) -> None:
     expected = state.value if cell == "same" else cell
-    got = said(judge(state, move))
+    got = said(evaluate(state, move))
     assert got.split()[0] == expected if expected.isdigit() else got == expected
 
 
@@ -100,7 +100,7 @@ def test_the_table_has_every_request_and_every_state() -> None:
 
 @pytest.mark.parametrize(("state", "move"), EVERYWHERE)
 def test_a_verdict_is_a_state_or_a_refusal_and_never_both(state: State, move: Move) -> None:
-    verdict = judge(state, move)
+    verdict = evaluate(state, move)
     assert (verdict.to is None) == (verdict.refusal is not None)
     assert verdict.granted == (verdict.refusal is None)
 
@@ -109,7 +109,7 @@ def test_a_verdict_is_a_state_or_a_refusal_and_never_both(state: State, move: Mo
 @pytest.mark.parametrize("state", State)
 @pytest.mark.parametrize("move", [Move.WRITE, Move.WRITE_OTHER])
 def test_a_write_under_a_token_that_is_not_alive_is_refused(state: State, move: Move) -> None:
-    verdict = judge(state, move)
+    verdict = evaluate(state, move)
     if state in LOCKED and move is Move.WRITE:
         assert verdict == RuleOutcome(to=state)
     else:
@@ -120,7 +120,7 @@ def test_a_write_under_a_token_that_is_not_alive_is_refused(state: State, move: 
 
 @pytest.mark.parametrize(("state", "move"), EVERYWHERE)
 def test_refusals_are_409_for_the_lease_and_412_for_what_is_in_it(state: State, move: Move) -> None:
-    refusal = judge(state, move).refusal
+    refusal = evaluate(state, move).refusal
     if refusal is not None:
         inside = move.name.startswith(("READ", "WRITE"))
         assert refusal.status == (412 if inside else 409)
@@ -135,14 +135,14 @@ def test_the_codes_of_the_refusals_are_those_of_the_service() -> None:
 @pytest.mark.parametrize("state", State)
 def test_anybody_acquires_what_no_running_lease_covers(state: State) -> None:
     for move in (Move.ACQUIRE_NEW, Move.ACQUIRE_OTHER):
-        assert judge(state, move).granted == (state not in LOCKED)
+        assert evaluate(state, move).granted == (state not in LOCKED)
 
 
 @pytest.mark.spec("L4")
 @pytest.mark.parametrize("state", State)
 def test_a_renewal_by_a_stranger_or_after_the_loss_is_refused_with_the_reason(state: State) -> None:
-    assert judge(state, Move.RENEW_OTHER).refusal is RequestRefusal.MISMATCH
-    late = judge(state, Move.RENEW_TOUCHED)
+    assert evaluate(state, Move.RENEW_OTHER).refusal is RequestRefusal.MISMATCH
+    late = evaluate(state, Move.RENEW_TOUCHED)
     assert late.granted == (state is State.LEASED)
     assert late.granted or late.refusal in (
         RequestRefusal.MISMATCH,
@@ -153,15 +153,15 @@ def test_a_renewal_by_a_stranger_or_after_the_loss_is_refused_with_the_reason(st
 @pytest.mark.spec("L5")
 @pytest.mark.parametrize("state", [each for each in State if each is not State.AVAILABLE])
 def test_a_release_by_its_holder_makes_it_available_whatever_the_state(state: State) -> None:
-    assert judge(state, Move.RELEASE) == RuleOutcome(to=State.AVAILABLE)
-    assert not judge(state, Move.RELEASE_OTHER).granted
+    assert evaluate(state, Move.RELEASE) == RuleOutcome(to=State.AVAILABLE)
+    assert not evaluate(state, Move.RELEASE_OTHER).granted
 
 
 @pytest.mark.spec("L5")
 def test_a_break_at_once_ends_what_runs_and_a_break_with_a_period_lets_it_run_on() -> None:
     for state in LOCKED:
-        assert judge(state, Move.BREAK_NOW) == RuleOutcome(to=State.BROKEN)
-        assert judge(state, Move.BREAK_AFTER) == RuleOutcome(to=State.BREAKING)
+        assert evaluate(state, Move.BREAK_NOW) == RuleOutcome(to=State.BROKEN)
+        assert evaluate(state, Move.BREAK_AFTER) == RuleOutcome(to=State.BREAKING)
 
 
 # -------------------------------------------------------------------------------- the clock
@@ -213,7 +213,7 @@ def test_what_has_ended_stays_ended(
 def test_time_does_what_the_table_says(ends: float, now: float) -> None:
     for start, break_at in ((State.LEASED, None), (State.BREAKING, ends)):
         state = state_of(held=True, lease_ends_at=ends, break_at=break_at, now=now)
-        assert state in (start, judge(start, Move.TIME).to)
+        assert state in (start, evaluate(start, Move.TIME).to)
 
 
 @pytest.mark.spec("L5")
@@ -221,7 +221,7 @@ def test_time_does_what_the_table_says(ends: float, now: float) -> None:
 def test_a_break_only_shortens(
     now: float, after: float, ends: float, break_at: float | None
 ) -> None:
-    moment = break_moment(now=now, after_s=after, lease_ends_at=ends, break_at=break_at)
+    moment = break_time(now=now, after_s=after, lease_ends_at=ends, break_at=break_at)
     assert moment <= now + after
     assert moment <= (ends if break_at is None else break_at)
     assert moment in (now + after, ends, break_at)
@@ -229,9 +229,9 @@ def test_a_break_only_shortens(
 
 @pytest.mark.spec("L5")
 def test_a_second_break_comes_sooner_and_never_later() -> None:
-    first = break_moment(now=0.0, after_s=5.0, lease_ends_at=10.0, break_at=None)
-    sooner = break_moment(now=1.0, after_s=1.0, lease_ends_at=10.0, break_at=first)
-    later = break_moment(now=1.0, after_s=9.0, lease_ends_at=10.0, break_at=sooner)
+    first = break_time(now=0.0, after_s=5.0, lease_ends_at=10.0, break_at=None)
+    sooner = break_time(now=1.0, after_s=1.0, lease_ends_at=10.0, break_at=first)
+    later = break_time(now=1.0, after_s=9.0, lease_ends_at=10.0, break_at=sooner)
     assert (first, sooner, later) == (5.0, 2.0, 2.0)
 
 
@@ -279,4 +279,6 @@ def test_the_printed_table_says_what_is_judged() -> None:
     rows = [line.strip("| ").split(" | ") for line in markdown().splitlines()]
     assert rows[0] == ["request", *(state.value for state in COLUMNS)]
     shown = {row[0]: [cell.strip("*") for cell in row[1:]] for row in rows[2:]}
-    assert shown == {move.value: [said(judge(state, move)) for state in COLUMNS] for move in ORACLE}
+    assert shown == {
+        move.value: [said(evaluate(state, move)) for state in COLUMNS] for move in ORACLE
+    }

@@ -40,10 +40,10 @@ async def join(store: MemoryStore, holder: str) -> Lease:
     )
 
 
-async def take(store: MemoryStore, holder: str, said: RunNote) -> Ownership:
+async def take(store: MemoryStore, holder: str, note: RunNote) -> Ownership:
     lease = await join(store, holder)
     seen = (await store.resources("job"))["job/nightly"].epoch
-    wanted = KeyClaim(key="job/nightly", seen_epoch=seen, note=said.note())
+    wanted = KeyClaim(key="job/nightly", seen_epoch=seen, note=note.to_json())
     [owned] = await store.claim(lease, [wanted])
     return owned
 
@@ -55,11 +55,11 @@ async def look(store: MemoryStore, *, now: datetime | None = None) -> JobView:
 async def test_a_job_that_runs_is_running_whatever_was_ordered(store: MemoryStore) -> None:
     owned = await take(store, "a", RunNote(words="at it"))
     await operator_requests.pause(store, "nightly", by="ann", clock=CLOCK)
-    await operator_requests.want(store, "nightly", by="ann", clock=CLOCK)
+    await operator_requests.request_run(store, "nightly", by="ann", clock=CLOCK)
     running = await look(store)
     assert running.state is JobState.RUNNING
     assert running.current is not None
-    assert (running.current.said.words, running.last, running.lease_s) == ("at it", None, 600.0)
+    assert (running.current.note.words, running.last, running.lease_s) == ("at it", None, 600.0)
     await store.release([owned])
     paused = await look(store)
     assert (paused.state, paused.current) == (JobState.PAUSED, None)
@@ -89,10 +89,10 @@ async def test_a_pause_whose_time_is_over_is_none(store: MemoryStore) -> None:
 @pytest.mark.parametrize(
     ("position", "late_s"),
     [
-        (run_log.done(NOON - timedelta(hours=1)), None),  # the next one is due right now
-        (run_log.done(NOON - timedelta(hours=2)), 3600.0),
-        (run_log.started(NOON - timedelta(hours=3)), 3 * 3600.0),  # its node has died
-        (run_log.done(NOON), None),
+        (run_log.done_position(NOON - timedelta(hours=1)), None),  # the next one is due right now
+        (run_log.done_position(NOON - timedelta(hours=2)), 3600.0),
+        (run_log.started_position(NOON - timedelta(hours=3)), 3 * 3600.0),  # its node has died
+        (run_log.done_position(NOON), None),
         (Position(sequence_number=7, offset="its own"), None),
     ],
 )
@@ -111,10 +111,10 @@ async def test_an_occurrence_that_waits_for_longer_than_a_minute_is_late(
 @pytest.mark.parametrize(
     ("position", "next_at"),
     [
-        (run_log.done(NOON + timedelta(hours=3)), NOON + timedelta(hours=4)),
-        (run_log.born(NOON + timedelta(hours=2.5)), NOON + timedelta(hours=3)),
+        (run_log.done_position(NOON + timedelta(hours=3)), NOON + timedelta(hours=4)),
+        (run_log.created_position(NOON + timedelta(hours=2.5)), NOON + timedelta(hours=3)),
         # It has begun and is not done: it is run again.
-        (run_log.started(NOON + timedelta(hours=3)), NOON + timedelta(hours=3)),
+        (run_log.started_position(NOON + timedelta(hours=3)), NOON + timedelta(hours=3)),
     ],
 )
 async def test_the_next_moment_is_one_that_is_not_done(
@@ -137,7 +137,9 @@ async def test_nothing_is_next_for_a_job_that_is_paused(store: MemoryStore) -> N
 
 async def test_a_minute_is_tolerated(store: MemoryStore) -> None:
     owned = await take(store, "a", RunNote(schedule="every 1h UTC"))
-    mark = CheckpointWrite(ownership=owned, position=run_log.done(NOON - timedelta(hours=1)))
+    mark = CheckpointWrite(
+        ownership=owned, position=run_log.done_position(NOON - timedelta(hours=1))
+    )
     await store.checkpoint([mark])
     await store.release([owned])
     minute = timedelta(minutes=1)

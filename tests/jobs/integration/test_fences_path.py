@@ -18,7 +18,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from tests.support import run_place
+from tests.support import run_directory
 from tests.support.forked import Steps, ended, forked
 
 from leasehold.errors import DataDamaged, FencedWrite, JobHeld, UsageError
@@ -309,7 +309,9 @@ def test_a_directory_that_can_not_be_written_to_says_so(tmp_path: Path) -> None:
 @pytest.mark.process
 def test_a_read_only_directory_is_refused_before_the_block() -> None:
     """Root may write anywhere, so another user tries it where the tests run as root."""
-    place = Path(tempfile.mkdtemp(dir=run_place.begun().parent))  # all may look into its parents
+    place = Path(
+        tempfile.mkdtemp(dir=run_directory.begun().parent)
+    )  # all may look into its parents
     place.chmod(0o755)
     report = place / "report.csv"
 

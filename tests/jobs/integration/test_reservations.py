@@ -24,7 +24,7 @@ from leasehold.errors import (
 )
 from leasehold.jobs import Done, Held, OnCrash, Outcome, Reservation, reserve, try_reserve
 from leasehold.jobs.request import Request
-from leasehold.jobs.run_log import entries
+from leasehold.jobs.run_log import log_entries
 from leasehold.jobs.wish import Wish
 from leasehold.model import CheckpointWrite, EndReason, KeyClaim, Lease, Ownership, Refusal, Term
 from leasehold.names import job_key
@@ -110,7 +110,7 @@ def test_the_log_tells_of_each_run_how_far_it_was_and_how_it_ended(url: str) -> 
         raise KeyboardInterrupt
     with pytest.raises(LeaseLost):
         job.progress("too late")
-    told = [(run.outcome, run.said.exit_code, run.said.words) for run in entries(history(url))]
+    told = [(run.outcome, run.note.exit_code, run.note.words) for run in log_entries(history(url))]
     assert told == [
         (Outcome.KILLED, None, "KeyboardInterrupt"),
         (Outcome.KILLED, 137, "too slow"),
@@ -133,8 +133,8 @@ def test_the_run_of_a_moment_is_had_once_over_all(url: str) -> None:
     ):
         pytest.fail("it runs twice")
     assert (told.value.occurrence, told.value.holder) == (TWO.isoformat(), job.holder)
-    (run,) = entries(history(url))
-    assert (run.said.occurrence, run.said.schedule) == (TWO, "0 2 * * *")
+    (run,) = log_entries(history(url))
+    assert (run.note.occurrence, run.note.schedule) == (TWO, "0 2 * * *")
 
 
 @pytest.mark.parametrize("url", ["sqlite", "postgres"], indirect=True)

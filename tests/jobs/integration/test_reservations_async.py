@@ -21,7 +21,7 @@ from leasehold.jobs import (
     try_reserve,
     try_reserve_async,
 )
-from leasehold.jobs.run_log import RunEntry, entries
+from leasehold.jobs.run_log import RunLogEntry, log_entries
 from leasehold.jobs.wish import GROUP
 from leasehold.names import job_key
 from leasehold.ports import Store
@@ -40,9 +40,9 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path}/leases.db" if given == "sqlite" else empty_store()
 
 
-async def log(url: str) -> list[RunEntry]:
+async def log(url: str) -> list[RunLogEntry]:
     async with open_store(url) as store:
-        return entries(await store.history(job_key("nightly")))
+        return log_entries(await store.history(job_key("nightly")))
 
 
 @pytest.mark.parametrize("url", ["sqlite", "postgres"], indirect=True)
@@ -72,7 +72,7 @@ def test_one_has_it_at_a_time_and_the_log_tells(url: str) -> None:
         with pytest.raises(ValueError, match="odd"):
             async with reserve_async("nightly", store=url, lease=LEASE):
                 raise ValueError("odd")
-        told = [(run.outcome, run.said.words) for run in await log(url)]
+        told = [(run.outcome, run.note.words) for run in await log(url)]
         assert told == [(Outcome.FAILED, "ValueError: odd"), (Outcome.OK, "half of it")]
 
     asyncio.run(main())

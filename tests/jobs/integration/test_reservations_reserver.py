@@ -28,7 +28,7 @@ from leasehold.errors import (
 )
 from leasehold.jobs import Outcome, Reserver, reserve
 from leasehold.jobs.reserver import _ReserveCall
-from leasehold.jobs.run_log import RunEntry, RunNote, entries
+from leasehold.jobs.run_log import RunLogEntry, RunNote, log_entries
 from leasehold.jobs.threads import LoopAnswer
 from leasehold.jobs.wish import GROUP
 from leasehold.model import KeyClaim, Lease, MemberRecord, Ownership
@@ -56,10 +56,10 @@ def sqlite(tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path}/leases.db"
 
 
-def log(url: str, name: str) -> list[RunEntry]:
-    async def read() -> list[RunEntry]:
+def log(url: str, name: str) -> list[RunLogEntry]:
+    async def read() -> list[RunLogEntry]:
         async with open_store(url) as store:
-            return entries(await store.history(job_key(name)))
+            return log_entries(await store.history(job_key(name)))
 
     return anyio.run(read)
 
@@ -101,7 +101,7 @@ def test_yes_or_no_then_ask_and_cancel_and_dispose(url: str) -> None:
         mine.cancel_reservation("never")
         mine.dispose()
     assert not members(url)
-    assert [(run.outcome, run.said.words) for run in log(url, "nightly")] == [
+    assert [(run.outcome, run.note.words) for run in log(url, "nightly")] == [
         (Outcome.OK, ""),
         (Outcome.FAILED, "no rows"),
     ]
@@ -223,7 +223,7 @@ def test_what_was_given_and_never_heard_of_is_no_run_in_the_log() -> None:
         with Reserver(store, lease=LEASE) as other:
             while not other.try_reserve("first"):  # with the next renewal at the latest
                 threading.Event().wait(0.01)
-    _, *unheard, first = entries(anyio.run(store.history, job_key("first")))
+    _, *unheard, first = log_entries(anyio.run(store.history, job_key("first")))
     assert {each.outcome for each in unheard} == {Outcome.NOTHING}
     assert first.outcome is Outcome.OK
 
@@ -263,10 +263,10 @@ def test_a_cancellation_that_comes_late_does_not_end_the_next_reservation() -> N
     key = job_key("nightly")
     with Reserver(MemoryStore(SystemClock()), lease=LEASE) as mine:
         assert mine.try_reserve("nightly")
-        late = _ReserveCall(key=key, note="", had=mine._had[key])  # of a thread that is slow
+        late = _ReserveCall(key=key, note="", ownership=mine._held[key])  # of a thread that is slow
         mine.cancel_reservation("nightly")
         assert mine.try_reserve("nightly")
-        mine._ask(late)
+        mine._submit(late)
         assert mine.has_reservation("nightly")
         assert mine.epoch("nightly") == 2
 
@@ -414,7 +414,7 @@ def test_who_is_interrupted_while_calling_the_thread_keeps_nobody_else_waiting(
         raise Alarm
 
     with Reserver(Interrupting(), lease=LEASE) as mine:
-        monkeypatch.setattr(Reserver, "_call", interrupted)
+        monkeypatch.setattr(Reserver, "_post_dispatch", interrupted)
         with pytest.raises(Alarm):
             mine.try_reserve("nightly")
         assert mine.try_reserve("nightly")

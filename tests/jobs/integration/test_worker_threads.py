@@ -14,7 +14,7 @@ from tests.support.postgres import empty_store
 
 from leasehold.errors import LeaseLost, StoreUnusable
 from leasehold.jobs import Job, Outcome, Run, Worker, job
-from leasehold.jobs.run_log import entries
+from leasehold.jobs.run_log import log_entries
 from leasehold.names import job_key
 from leasehold.stores import open_store
 
@@ -47,7 +47,7 @@ async def set_(event: threading.Event) -> None:
 
 async def outcomes(directory: Path, name: str) -> list[Outcome | None]:
     async with open_store(url_in(directory)) as store:
-        return [each.outcome for each in entries(await store.history(job_key(name)))]
+        return [each.outcome for each in log_entries(await store.history(job_key(name)))]
 
 
 @pytest.mark.spec("J2")

@@ -17,7 +17,7 @@ from tests.support.pausing import pause
 from tests.support.postgres import empty_store
 
 from leasehold.jobs import Outcome
-from leasehold.jobs.run_log import entries
+from leasehold.jobs.run_log import log_entries
 from leasehold.model import Term
 from leasehold.names import job_key
 from leasehold.stores import open_store
@@ -121,7 +121,7 @@ def test_one_that_was_paused_past_its_lease_is_told_and_can_write_nothing(
     assert refused["lost"]  # the event was set as well
     first.says("released")
     # Neither did it sign its run: it left the block without an error, which would be "ok".
-    runs = entries(history(url))
+    runs = log_entries(history(url))
     assert [run.outcome for run in runs] == [None, Outcome.EXPIRED]
-    assert runs[1].said.outcome is None
+    assert runs[1].note.outcome is None
     assert runs[1].ended_at is not None

@@ -30,7 +30,7 @@ from leasehold.jobs.command.guard import processes
 
 pytestmark = pytest.mark.timeout(300)
 
-LONG = CommandTimeouts(lease_s=600.0, belief_s=120.0, grace_s=300.0)
+LONG = CommandTimeouts(lease_s=600.0, stop_margin_s=120.0, stop_timeout_s=300.0)
 NEVER = Deadline(term_at_s=math.inf, kill_at_s=math.inf)
 
 Start = Callable[..., Under]
@@ -40,13 +40,13 @@ Start = Callable[..., Under]
 def start() -> Iterator[Start]:
     """Start a command; at the end of the test nothing of it is left."""
     with ExitStack() as undo:
-        bell = undo.enter_context(belled())
+        signals = undo.enter_context(belled())
 
         def started(
-            *command: str, tenure: ByClock | None = None, limits: CommandTimeouts = LONG
+            *command: str, handle: ByClock | None = None, timeouts: CommandTimeouts = LONG
         ) -> Under:
-            held = tenure or ByClock.lasting(500.0)
-            made = Under(command=list(command), tenure=held, limits=limits, bell=bell)
+            held = handle or ByClock.lasting(500.0)
+            made = Under(command=list(command), handle=held, timeouts=timeouts, signals=signals)
             undo.callback(made.end)
             undo.callback(_broken, held)
             undo.callback(held.lose)
@@ -55,8 +55,8 @@ def start() -> Iterator[Start]:
         yield started
 
 
-def _broken(tenure: ByClock) -> None:
-    tenure.until_s = 0.0
+def _broken(handle: ByClock) -> None:
+    handle.until_s = 0.0
 
 
 def shell(script: str) -> list[str]:
@@ -100,8 +100,8 @@ def test_all_of_a_family_are_killed_and_only_then_it_is_gone(start: Start, tmp_p
     everyone = family(tmp_path / "family")
     known = processes()
     assert len({known[pid].session for pid in everyone}) == 2
-    under.tenure.lose()
-    _broken(under.tenure)
+    under.handle.lose()
+    _broken(under.handle)
     ended = under.end()
     assert alive(everyone) == []
     assert (ended.lost, ended.exit_code) == ("broken", 137)
@@ -181,8 +181,8 @@ def test_when_the_guard_is_killed_the_session_is_killed(tmp_path: Path) -> None:
 def test_a_command_that_ignores_sigterm_is_killed_after_the_grace(
     start: Start, tmp_path: Path
 ) -> None:
-    limits = CommandTimeouts(lease_s=60.0, belief_s=12.0, grace_s=0.1)
-    under = start(*TREE, str(tmp_path / "family"), limits=limits)
+    timeouts = CommandTimeouts(lease_s=60.0, stop_margin_s=12.0, stop_timeout_s=0.1)
+    under = start(*TREE, str(tmp_path / "family"), timeouts=timeouts)
     family(tmp_path / "family")
     under.signalled(signal.SIGTERM)
     ended = under.end()
@@ -206,7 +206,7 @@ def test_a_sigterm_that_comes_doubled_is_one(
     start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """timeout(1) signals a process, and then its group."""
-    monkeypatch.setattr(command_run, "_SAME_WISH_S", 60.0)
+    monkeypatch.setattr(command_run, "_SAME_SIGNAL_S", 60.0)
     ready = tmp_path / "ready"
     script = f"trap 'sleep 0.1; exit 5' TERM; touch {ready}; while :; do sleep 0.05; done"
     under = start(*shell(script))
@@ -253,8 +253,8 @@ def test_what_the_command_leaves_behind_is_ended_before_it_is_gone(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(command_run, "_SETTLE_S", 0.1)
-    limits = CommandTimeouts(lease_s=60.0, belief_s=12.0, grace_s=0.2)
-    under = start(*shell("trap '' TERM; sleep 600 & exit 5"), limits=limits)
+    timeouts = CommandTimeouts(lease_s=60.0, stop_margin_s=12.0, stop_timeout_s=0.2)
+    under = start(*shell("trap '' TERM; sleep 600 & exit 5"), timeouts=timeouts)
     ended = under.end()
     assert (ended.exit_code, ended.killed, ended.left_behind) == (5, False, True)
     left = [pid for pid, each in processes().items() if each.session == under.pids[0]]
@@ -274,12 +274,12 @@ def test_a_guard_that_can_not_be_woken_keeps_nothing_alive(
     start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: LossKind
 ) -> None:
     monkeypatch.setattr(Child, "_wake", lambda _child: None)
-    limits = CommandTimeouts(lease_s=60.0, belief_s=12.0, on_loss=OnLoss(kind=kind))
-    under = start(*TREE, str(tmp_path / "family"), limits=limits)
+    timeouts = CommandTimeouts(lease_s=60.0, stop_margin_s=12.0, on_loss=OnLoss(kind=kind))
+    under = start(*TREE, str(tmp_path / "family"), timeouts=timeouts)
     everyone = family(tmp_path / "family")
     os.kill(processes()[everyone[0]].parent, signal.SIGSTOP)
-    under.tenure.until_s = CLOCK.boottime_s() + 0.3
-    under.tenure.lose()
+    under.handle.until_s = CLOCK.boottime_s() + 0.3
+    under.handle.lose()
     assert under.end().exit_code == 137
     assert alive(everyone) == []
 
@@ -304,14 +304,14 @@ def test_a_command_that_lives_through_sigint_can_still_be_asked_to_stop(
     until(ready.exists)
     under.signalled(signal.SIGINT)
     until(told.exists)
-    under.running.ask_stop()
+    under.running.request_stop()
     ended = under.end()
     assert (ended.exit_code, ended.stopped_by) == (143, signal.SIGINT)
 
 
 def test_one_that_takes_too_long_is_stopped(start: Start) -> None:
-    limits = CommandTimeouts(lease_s=60.0, belief_s=12.0).within(0.2)
-    ended = start("sleep", "600", limits=limits).end()
+    timeouts = CommandTimeouts(lease_s=60.0, stop_margin_s=12.0).with_timeout(0.2)
+    ended = start("sleep", "600", timeouts=timeouts).end()
     assert (ended.timed_out, ended.exit_code, ended.lost) == (True, 143, None)
 
 
@@ -326,7 +326,7 @@ def test_the_pipe_of_the_deadline_ends_when_the_job_is_lost(start: Start, tmp_pa
     )
     under = start(sys.executable, "-I", "-S", "-c", script)
     until(ready.exists)
-    under.tenure.lose()
+    under.handle.lose()
     ended = under.end()
     assert told.read_text() == "b''"
     assert (ended.exit_code, ended.lost) == (0, "broken")
@@ -334,20 +334,20 @@ def test_the_pipe_of_the_deadline_ends_when_the_job_is_lost(start: Start, tmp_pa
 
 def test_warn_only_tells_the_command(start: Start, tmp_path: Path) -> None:
     ready = tmp_path / "ready"
-    limits = CommandTimeouts(lease_s=60.0, belief_s=12.0, on_loss=OnLoss(kind=LossKind.WARN))
+    timeouts = CommandTimeouts(lease_s=60.0, stop_margin_s=12.0, on_loss=OnLoss(kind=LossKind.WARN))
     script = f'touch {ready}; eval "read line <&$LEASEHOLD_DEADLINE_FD"; exit 4'
-    under = start("bash", "-c", script, limits=limits)
+    under = start("bash", "-c", script, timeouts=timeouts)
     until(ready.exists)
-    under.tenure.lose()
-    _broken(under.tenure)
+    under.handle.lose()
+    _broken(under.handle)
     assert under.end().exit_code == 4
 
 
 def test_kill_does_not_wait_for_an_orderly_end(start: Start, tmp_path: Path) -> None:
-    limits = CommandTimeouts(lease_s=60.0, belief_s=12.0, on_loss=OnLoss(kind=LossKind.KILL))
-    under = start(*TREE, str(tmp_path / "family"), limits=limits)
+    timeouts = CommandTimeouts(lease_s=60.0, stop_margin_s=12.0, on_loss=OnLoss(kind=LossKind.KILL))
+    under = start(*TREE, str(tmp_path / "family"), timeouts=timeouts)
     everyone = family(tmp_path / "family")
-    under.tenure.lose()
+    under.handle.lose()
     assert under.end().killed
     assert alive(everyone) == []
 
@@ -355,11 +355,11 @@ def test_kill_does_not_wait_for_an_orderly_end(start: Start, tmp_path: Path) -> 
 def test_a_command_of_the_users_runs_at_a_loss(start: Start, tmp_path: Path) -> None:
     ready, told = tmp_path / "ready", tmp_path / "told"
     loss = OnLoss(kind=LossKind.COMMAND, command=f"echo $LEASEHOLD_CHILD_PID > {told}")
-    limits = CommandTimeouts(lease_s=60.0, belief_s=12.0, on_loss=loss)
-    under = start(*shell(f"touch {ready}; exec sleep 600"), limits=limits)
+    timeouts = CommandTimeouts(lease_s=60.0, stop_margin_s=12.0, on_loss=loss)
+    under = start(*shell(f"touch {ready}; exec sleep 600"), timeouts=timeouts)
     until(ready.exists)
     until(lambda: bool(under.pids))
-    under.tenure.lose()
+    under.handle.lose()
     ended = under.end()
     assert told.read_text() == f"{under.pids[0]}\n"
     assert (ended.exit_code, ended.killed) == (143, False)

@@ -46,7 +46,7 @@ def test_two_nodes_with_the_same_host_name_and_process_id_are_two(
     newest, expired = log_of(url)
     assert expired.outcome is Outcome.EXPIRED
     assert newest.holder != expired.holder
-    assert {(each.said.host, each.said.pid) for each in (newest, expired)} == {(HOST, PID)}
+    assert {(each.note.host, each.note.pid) for each in (newest, expired)} == {(HOST, PID)}
 
 
 @pytest.mark.spec("J2")

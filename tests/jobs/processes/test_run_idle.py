@@ -38,7 +38,7 @@ def url(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def bell() -> Iterator[SignalQueue]:
+def signals() -> Iterator[SignalQueue]:
     made = SignalQueue()
     yield made
     made.close()
@@ -53,12 +53,12 @@ def with_store(url: str, act: Callable[[Store], Awaitable[T]]) -> T:
 
 
 def test_a_pause_that_comes_while_it_waits_costs_no_run(
-    url: str, bell: SignalQueue, tmp_path: Path
+    url: str, signals: SignalQueue, tmp_path: Path
 ) -> None:
     ran = tmp_path / "ran"
     wait: dict[str, Any] = {"if_held": IfHeld.WAIT, **AT_MOST_ONCE}
     with reserve(JOB, store=url):
-        patient = Threaded(plan=plan(url, "touch", str(ran), wait=None, **wait), bell=bell)
+        patient = Threaded(plan=plan(url, "touch", str(ran), wait=None, **wait), signals=signals)
         until(lambda: len(with_store(url, lambda store: store.members("job"))) == 2)
         with_store(url, lambda store: pause(store, JOB, by="ann", clock=CLOCK))
     assert patient.end().reason is ExitReason.PAUSED
@@ -68,27 +68,27 @@ def test_a_pause_that_comes_while_it_waits_costs_no_run(
     assert once(url, "touch", str(ran), **AT_MOST_ONCE).code == 0
     assert ran.exists()
     newest, *older = log_of(url)
-    assert (newest.outcome, newest.said.attempt) == (Outcome.OK, 1)
+    assert (newest.outcome, newest.note.attempt) == (Outcome.OK, 1)
     assert [each.outcome for each in older] == [Outcome.NOTHING, Outcome.OK]
 
 
 def test_a_signal_right_after_the_claim_costs_no_run(
-    url: str, bell: SignalQueue, monkeypatch: pytest.MonkeyPatch
+    url: str, signals: SignalQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = Claimant._open
 
     async def signalled(claimant: Claimant, won: Mapping[str, Ownership]) -> None:
         await opened(claimant, won)
-        bell._hear(signal.SIGTERM, None)
+        signals._on_signal(signal.SIGTERM, None)
 
     with monkeypatch.context() as patched:
         patched.setattr(Claimant, "_open", signalled)
-        verdict = Threaded(plan=plan(url, "true", **AT_MOST_ONCE), bell=bell).end()
-    assert (verdict.code, verdict.reason) == (143, ExitReason.STOPPED)
-    assert "nothing was run" in verdict.message
+        status = Threaded(plan=plan(url, "true", **AT_MOST_ONCE), signals=signals).end()
+    assert (status.code, status.reason) == (143, ExitReason.STOPPED)
+    assert "nothing was run" in status.message
     assert once(url, "true", **AT_MOST_ONCE).reason is ExitReason.ENDED
     newest, stopped = log_of(url)
-    assert (newest.said.attempt, stopped.outcome) == (1, Outcome.NOTHING)
+    assert (newest.note.attempt, stopped.outcome) == (1, Outcome.NOTHING)
 
 
 @pytest.mark.parametrize(("losses", "code"), [(2, 0), (10_000, 69)])
@@ -105,26 +105,26 @@ def test_a_lease_that_is_lost_while_reserving_is_trouble_of_the_store(
 
     monkeypatch.setattr(Claimant, "take", slept)
     monkeypatch.setattr(one_shot, "_FIRST_PAUSE_S", 0.05)
-    verdict = once(url, "true", lease_s=1.0 if code else LEASE_S, **AT_MOST_ONCE)
-    assert verdict.code == code
-    assert verdict.reason is (ExitReason.UNREACHABLE if code else ExitReason.ENDED)
+    status = once(url, "true", lease_s=1.0 if code else LEASE_S, **AT_MOST_ONCE)
+    assert status.code == code
+    assert status.reason is (ExitReason.UNREACHABLE if code else ExitReason.ENDED)
 
 
 def test_a_signal_between_two_attempts_does_not_say_that_nothing_was_run(
-    url: str, bell: SignalQueue, monkeypatch: pytest.MonkeyPatch
+    url: str, signals: SignalQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     may_start, asked = Wrapper._may_start, list[Reservation]()
 
     def signalled(wrapper: Wrapper, reservation: Reservation) -> bool:
         if asked:
-            bell._hear(signal.SIGTERM, None)
+            signals._on_signal(signal.SIGTERM, None)
         asked.append(reservation)
         return may_start(wrapper, reservation)
 
     monkeypatch.setattr(Wrapper, "_may_start", signalled)
     policy = Policy(retries=1, retry_pause=timedelta(milliseconds=10))
-    verdict = Threaded(plan=plan(url, "sh", "-c", "exit 4", policy=policy), bell=bell).end()
-    assert (verdict.code, verdict.reason, verdict.attempt) == (4, ExitReason.STOPPED, 1)
+    status = Threaded(plan=plan(url, "sh", "-c", "exit 4", policy=policy), signals=signals).end()
+    assert (status.code, status.reason, status.attempt) == (4, ExitReason.STOPPED, 1)
     (entry,) = log_of(url)
-    assert (entry.outcome, entry.said.exit_code) == (Outcome.KILLED, 4)
-    assert "nothing was run" not in entry.said.words + verdict.message
+    assert (entry.outcome, entry.note.exit_code) == (Outcome.KILLED, 4)
+    assert "nothing was run" not in entry.note.words + status.message

@@ -28,7 +28,7 @@ from tests.support.pausing import pause
 
 from leasehold.jobs import Outcome
 from leasehold.jobs.command.guard import processes
-from leasehold.jobs.operator_requests import want
+from leasehold.jobs.operator_requests import request_run
 from leasehold.stores import open_store
 
 pytestmark = pytest.mark.timeout(300)
@@ -190,7 +190,7 @@ def test_sigterm_lets_a_standby_take_over_at_once(url: str, start: Start, tmp_pa
     assert [token for token, _ in written(book, 2)] == ["1", "2"]
     assert first.code() == 143
     stopped = log_of(url)[1]
-    assert (stopped.outcome, stopped.said.exit_code) == (Outcome.KILLED, 143)
+    assert (stopped.outcome, stopped.note.exit_code) == (Outcome.KILLED, 143)
     second.send(signal.SIGTERM)
     assert second.code() == 143
 
@@ -343,7 +343,7 @@ def test_a_scheduled_command_that_lives_through_sigint_is_stopped_and_released(
     node.send(signal.SIGINT)
     assert node.code() == 0
     newest = log_of(url)[0]
-    assert (newest.outcome, newest.said.exit_code) == (Outcome.HANDED_OVER, 143)
+    assert (newest.outcome, newest.note.exit_code) == (Outcome.HANDED_OVER, 143)
 
 
 def test_a_scheduled_run_that_can_not_be_executed_is_run_by_a_node_that_can(
@@ -355,13 +355,13 @@ def test_a_scheduled_run_that_can_not_be_executed_is_run_by_a_node_that_can(
     first = start("--every", "1s", "--standby", command=[str(broken)])
     assert first.code() == 127
     assert f"interpreter of '{broken}'" in first.said
-    (left,) = [each for each in log_of(url) if each.said.exit_code == 127]
+    (left,) = [each for each in log_of(url) if each.note.exit_code == 127]
     assert left.outcome is Outcome.HANDED_OVER
     script = f'echo "$LEASEHOLD_OCCURRENCE" >> {book}; exec sleep 600'
     start("--every", "1s", "--standby", command=["sh", "-c", script])
     until(lambda: book.exists() and book.read_text().endswith("\n"))
-    assert left.said.occurrence is not None
-    assert book.read_text() == f"{left.said.occurrence.isoformat()}\n"
+    assert left.note.occurrence is not None
+    assert book.read_text() == f"{left.note.occurrence.isoformat()}\n"
 
 
 def test_a_run_that_an_operator_asks_for_is_run_once_without_an_occurrence(
@@ -371,11 +371,11 @@ def test_a_run_that_an_operator_asks_for_is_run_once_without_an_occurrence(
 
     async def ask() -> None:
         async with open_store(url) as store:
-            await want(store, JOB, by="ann", clock=CLOCK)
+            await request_run(store, JOB, by="ann", clock=CLOCK)
 
     anyio.run(ask)
     script = f'echo "[$LEASEHOLD_OCCURRENCE]" >> {book}'
     node = start("--cron", "0 0 1 1 *", "--standby", command=["sh", "-c", script])
     node.says("run ended: exit code 0")
     assert book.read_text() == "[]\n"
-    until(lambda: 0 in [each.said.exit_code for each in log_of(url)])
+    until(lambda: 0 in [each.note.exit_code for each in log_of(url)])

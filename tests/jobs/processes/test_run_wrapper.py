@@ -21,12 +21,12 @@ from tests.support.command_wrappers import (
     JOB,
     LEASE,
     LEASE_S,
-    LIMITS,
+    TIMEOUTS,
     Threaded,
-    limits_of,
     log_of,
     once,
     plan,
+    timeouts_of,
     witness,
     written,
 )
@@ -61,7 +61,7 @@ def start(url: str) -> Iterator[Start]:
 
         def started(*command: str, lease_s: float = LEASE_S, **rest: Any) -> Threaded:
             made = Threaded(plan=plan(url, *command, lease_s=lease_s, **rest))
-            undo.callback(made.bell.close)
+            undo.callback(made.signals.close)
             undo.callback(made.end)
             for _ in range(2):
                 undo.callback(made.signalled, signal.SIGTERM)
@@ -90,16 +90,16 @@ def with_store(url: str, act: Callable[[Store], object]) -> None:
 def test_the_log_has_the_outcome_and_the_exit_code(
     url: str, script: str, code: int, outcome: Outcome
 ) -> None:
-    verdict = once(url, "sh", "-c", script)
-    assert (verdict.code, verdict.reason, verdict.token) == (code, ExitReason.ENDED, 1)
+    status = once(url, "sh", "-c", script)
+    assert (status.code, status.reason, status.token) == (code, ExitReason.ENDED, 1)
     (entry,) = log_of(url)
-    assert (entry.epoch, entry.outcome, entry.said.exit_code) == (1, outcome, code)
+    assert (entry.epoch, entry.outcome, entry.note.exit_code) == (1, outcome, code)
 
 
 def test_the_command_knows_its_job_and_its_token(url: str, tmp_path: Path) -> None:
     told = tmp_path / "told"
-    verdict = once(url, "sh", "-c", f"env > {told}", occurrence=AT_TWO)
-    assert verdict.code == 0
+    status = once(url, "sh", "-c", f"env > {told}", occurrence=AT_TWO)
+    assert status.code == 0
     found = dict(line.partition("=")[::2] for line in told.read_text().splitlines())
     (entry,) = log_of(url)
     assert found["LEASEHOLD_JOB"] == JOB
@@ -107,7 +107,7 @@ def test_the_command_knows_its_job_and_its_token(url: str, tmp_path: Path) -> No
     assert found["LEASEHOLD_LEASE_ID"] == entry.holder
     assert found["LEASEHOLD_OCCURRENCE"] == "2026-01-31T02:00:00+00:00"
     assert found["LEASEHOLD_ATTEMPT"] == "1"
-    assert found["LEASEHOLD_NODE"] == entry.said.host
+    assert found["LEASEHOLD_NODE"] == entry.note.host
     assert int(found["LEASEHOLD_DEADLINE_FD"]) > 2
 
 
@@ -127,7 +127,7 @@ def test_what_somebody_else_has_is_not_run(
 ) -> None:
     ran = tmp_path / "ran"
     with reserve(JOB, store=url, lease=LEASE) as job:
-        verdict = once(
+        status = once(
             url,
             "touch",
             str(ran),
@@ -135,8 +135,8 @@ def test_what_somebody_else_has_is_not_run(
             held_exit=held_exit,
             wait=timedelta(seconds=0.1),
         )
-        assert f"held by {job.holder}" in verdict.message
-    assert (verdict.code, verdict.reason) == (code, ExitReason.HELD)
+        assert f"held by {job.holder}" in status.message
+    assert (status.code, status.reason) == (code, ExitReason.HELD)
     assert not ran.exists()
 
 
@@ -150,9 +150,9 @@ def test_one_that_waits_runs_when_it_is_free(url: str, start: Start, tmp_path: P
 
 def test_a_store_that_is_away_lets_nothing_run(tmp_path: Path) -> None:
     ran = tmp_path / "ran"
-    verdict = once("postgresql://127.0.0.1:1/nowhere", "touch", str(ran), lease_s=1.0)
-    assert (verdict.code, verdict.reason) == (69, ExitReason.UNREACHABLE)
-    assert "not run without its reservation" in verdict.message
+    status = once("postgresql://127.0.0.1:1/nowhere", "touch", str(ran), lease_s=1.0)
+    assert (status.code, status.reason) == (69, ExitReason.UNREACHABLE)
+    assert "not run without its reservation" in status.message
     assert not ran.exists()
 
 
@@ -207,17 +207,17 @@ def test_an_occurrence_that_was_stopped_is_still_open(
     again = once(url, *witness(book, "exit 0"), occurrence=AT_TWO)
     assert (again.code, again.token) == (0, 2)
     newest, stopped = log_of(url)
-    assert (stopped.outcome, stopped.said.exit_code) == (Outcome.KILLED, 143)
-    assert (newest.outcome, newest.said.attempt) == (Outcome.OK, 2)
+    assert (stopped.outcome, stopped.note.exit_code) == (Outcome.KILLED, 143)
+    assert (newest.outcome, newest.note.attempt) == (Outcome.OK, 2)
 
 
 def test_a_paused_job_starts_nothing(url: str, tmp_path: Path) -> None:
     ran = tmp_path / "ran"
     with_store(url, lambda store: pause(store, JOB, by="ann", why="repairs", clock=CLOCK))
     for if_held in IfHeld:
-        verdict = once(url, "touch", str(ran), if_held=if_held, occurrence=AT_TWO)
-        assert (verdict.code, verdict.reason) == (81, ExitReason.PAUSED)
-        assert "by ann: repairs" in verdict.message
+        status = once(url, "touch", str(ran), if_held=if_held, occurrence=AT_TWO)
+        assert (status.code, status.reason) == (81, ExitReason.PAUSED)
+        assert "by ann: repairs" in status.message
     assert not ran.exists()
     with_store(url, lambda store: resume(store, JOB, clock=CLOCK))
     assert once(url, "touch", str(ran), occurrence=AT_TWO).code == 0
@@ -228,19 +228,19 @@ def test_a_failure_is_tried_again_under_the_same_reservation(url: str, tmp_path:
     book = tmp_path / "book"
     policy = Policy(retries=2, retry_pause=timedelta(milliseconds=10))
     script = f"echo $LEASEHOLD_TOKEN $LEASEHOLD_ATTEMPT >> {book}; [ $LEASEHOLD_ATTEMPT = 2 ]"
-    verdict = once(url, "sh", "-c", script, policy=policy)
-    assert (verdict.code, verdict.attempt) == (0, 2)
+    status = once(url, "sh", "-c", script, policy=policy)
+    assert (status.code, status.attempt) == (0, 2)
     assert book.read_text().splitlines() == ["1 1", "1 2"]
     book.unlink()
-    verdict = once(url, "sh", "-c", f"echo >> {book}; exit 4", policy=policy)
-    assert (verdict.code, verdict.attempt, len(book.read_text())) == (4, 3, 3)
+    status = once(url, "sh", "-c", f"echo >> {book}; exit 4", policy=policy)
+    assert (status.code, status.attempt, len(book.read_text())) == (4, 3, 3)
 
 
 def test_what_can_not_be_executed_is_not_tried_again(url: str, tmp_path: Path) -> None:
     policy = Policy(retries=5, retry_pause=timedelta(days=1))
-    verdict = once(url, str(tmp_path / "missing"), policy=policy)
-    assert (verdict.code, verdict.reason, verdict.attempt) == (127, ExitReason.NOT_EXECUTED, 1)
-    assert f"{tmp_path}/missing' (looked for from {Path.cwd()})" in verdict.message
+    status = once(url, str(tmp_path / "missing"), policy=policy)
+    assert (status.code, status.reason, status.attempt) == (127, ExitReason.NOT_EXECUTED, 1)
+    assert f"{tmp_path}/missing' (looked for from {Path.cwd()})" in status.message
 
 
 @pytest.mark.parametrize(("first_line", "code"), [("#!/nowhere/sh", 127), ("no program", 126)])
@@ -252,7 +252,7 @@ def test_an_occurrence_that_could_not_be_executed_is_still_open(
     broken.chmod(0o755)
     assert once(url, str(broken), occurrence=AT_TWO).code == code
     (entry,) = log_of(url)
-    assert (entry.outcome, entry.said.exit_code) == (Outcome.HANDED_OVER, code)
+    assert (entry.outcome, entry.note.exit_code) == (Outcome.HANDED_OVER, code)
     again = once(url, "true", occurrence=AT_TWO)
     assert (again.code, again.reason) == (0, ExitReason.ENDED)
 
@@ -266,8 +266,8 @@ def test_one_that_takes_too_long_has_failed(
     url: str, script: str, code: int, limit_s: float
 ) -> None:
     loop = script.replace("wait_", "while :; do sleep 0.05; done")
-    verdict = once(url, "sh", "-c", loop, limits=LIMITS.within(limit_s))
-    assert (verdict.code, verdict.reason) == (code, ExitReason.TIMED_OUT)
+    status = once(url, "sh", "-c", loop, timeouts=TIMEOUTS.with_timeout(limit_s))
+    assert (status.code, status.reason) == (code, ExitReason.TIMED_OUT)
     assert log_of(url)[0].outcome is Outcome.FAILED
 
 
@@ -281,27 +281,27 @@ def test_a_scheduled_one_whose_command_does_not_stop_does_not_speak_of_good_orde
     url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     # The worker gives up long before the grace of the command is over.
-    monkeypatch.setattr(scheduled, "_SPARE_S", 0.1 - LIMITS.grace_s)
-    ready, said, bell = tmp_path / "ready", list[str](), SignalQueue()
+    monkeypatch.setattr(scheduled, "_SPARE_S", 0.1 - TIMEOUTS.stop_timeout_s)
+    ready, said, signals = tmp_path / "ready", list[str](), SignalQueue()
     loop = f"trap '' TERM; echo $$ > {ready}; while :; do sleep 0.05; done"
     wrapper = scheduled.ScheduledWrapper(
         plan(url, "sh", "-c", loop, standby=True),
         parse_schedule("every 1s"),
-        bell=bell,
+        signals=signals,
         clock=CLOCK,
         rng=random.Random(1),
-        say=said.append,
+        echo=said.append,
     )
     with ThreadPoolExecutor() as pool:
         running = pool.submit(wrapper.run)
         until(lambda: ready.exists() and ready.read_text().endswith("\n"))
-        bell._hear(signal.SIGTERM, None)
-        verdict = running.result(100)
-    bell._hear(signal.SIGTERM, None)  # a second one kills at once
+        signals._on_signal(signal.SIGTERM, None)
+        status = running.result(100)
+    signals._on_signal(signal.SIGTERM, None)  # a second one kills at once
     until(lambda: any("run ended" in words for words in said))
-    bell.close()
-    assert (verdict.code, verdict.reason) == (137, ExitReason.STOPPED)
-    assert "did not stop" in verdict.message
+    signals.close()
+    assert (status.code, status.reason) == (137, ExitReason.STOPPED)
+    assert "did not stop" in status.message
 
 
 @pytest.mark.parametrize(
@@ -315,31 +315,31 @@ def test_a_signal_before_it_waits_is_not_forgotten(
     book = tmp_path / "book"
     start(*witness(book))
     written(book, 1)
-    bell = SignalQueue()
-    bell._hear(signal.SIGTERM, None)  # it hears already, and does not ask the store yet
-    verdict = Threaded(plan=plan(url, *witness(book), **rest), bell=bell).end()
-    bell.close()
-    assert (verdict.code, verdict.reason) == (code, ExitReason.STOPPED)
+    signals = SignalQueue()
+    signals._on_signal(signal.SIGTERM, None)  # it hears already, and does not ask the store yet
+    status = Threaded(plan=plan(url, *witness(book), **rest), signals=signals).end()
+    signals.close()
+    assert (status.code, status.reason) == (code, ExitReason.STOPPED)
     assert len(written(book, 1)) == 1
 
 
 def test_a_signal_before_a_scheduled_one_stands_by_is_not_forgotten(
     url: str, tmp_path: Path
 ) -> None:
-    book, bell = tmp_path / "book", SignalQueue()
+    book, signals = tmp_path / "book", SignalQueue()
     wrapper = scheduled.ScheduledWrapper(
         plan(url, *witness(book), standby=True),
         parse_schedule("every 1s"),
-        bell=bell,
+        signals=signals,
         clock=CLOCK,
         rng=random.Random(1),
-        say=lambda _words: None,
+        echo=lambda _words: None,
     )
-    bell._hear(signal.SIGTERM, None)
+    signals._on_signal(signal.SIGTERM, None)
     with ThreadPoolExecutor() as pool:
-        verdict = pool.submit(wrapper.run).result(100)
-    bell.close()
-    assert (verdict.code, verdict.reason) == (0, ExitReason.STOPPED)
+        status = pool.submit(wrapper.run).result(100)
+    signals.close()
+    assert (status.code, status.reason) == (0, ExitReason.STOPPED)
     assert not book.exists()
 
 
@@ -375,13 +375,13 @@ def test_one_that_loses_it_stops_the_command_and_says_so(
     url: str, start: Start, tmp_path: Path
 ) -> None:
     book = tmp_path / "book"
-    kill = replace(limits_of(BRISK_S), on_loss=OnLoss(kind=LossKind.KILL))
-    service = start(*witness(book), limits=kill, lease_s=BRISK_S)
+    kill = replace(timeouts_of(BRISK_S), on_loss=OnLoss(kind=LossKind.KILL))
+    service = start(*witness(book), timeouts=kill, lease_s=BRISK_S)
     written(book, 1)
     with_store(url, lambda store: store.break_(job_key(JOB), epoch=1, after=timedelta(0)))
-    verdict = service.end()
-    assert (verdict.code, verdict.reason) == (79, ExitReason.LOST)
-    assert "killed" in verdict.message
+    status = service.end()
+    assert (status.code, status.reason) == (79, ExitReason.LOST)
+    assert "killed" in status.message
 
 
 def test_an_operator_gives_it_to_a_standby_and_sends_one_home(
@@ -425,8 +425,8 @@ def test_one_that_is_told_to_stop_while_it_waits_runs_nothing(
     service = start("touch", str(ran), standby=True)
     until(lambda: any("paused" in words for words in service.said))
     service.signalled(signal.SIGTERM)
-    verdict = service.end()
-    assert (verdict.code, verdict.reason) == (0, ExitReason.STOPPED)
+    status = service.end()
+    assert (status.code, status.reason) == (0, ExitReason.STOPPED)
     assert not ran.exists()
 
 

@@ -20,10 +20,10 @@ from leasehold.jobs.command.exit_status import (
     ExitReason,
     ExitStatus,
     IfHeld,
-    code_of,
-    ended_run,
-    what_happened,
-    why_not,
+    exec_error_code,
+    exec_error_text,
+    failure_text,
+    status_of_end,
 )
 from leasehold.jobs.wish import Done as NothingToDo
 
@@ -154,8 +154,8 @@ def test_a_program_is_looked_for_as_it_will_be_executed(
     (tmp_path / "folder").mkdir()
     monkeypatch.setenv("PATH", str(tmp_path))
     names = ("tool", "plain", "folder", "missing", "./tool", str(tmp_path / "tool"))
-    assert [code_of(name) for name in names] == [0, 126, 126, 127, 127, 0]
-    assert why_not("tool", 127).startswith("the interpreter of 'tool'")
+    assert [exec_error_code(name) for name in names] == [0, 126, 126, 127, 127, 0]
+    assert exec_error_text("tool", 127).startswith("the interpreter of 'tool'")
 
 
 def test_if_held() -> None:
@@ -176,10 +176,14 @@ def test_on_lost() -> None:
 
 
 def test_the_limits_leave_time_to_stop_and_to_kill_before_the_lease_ends() -> None:
-    limits = _limits("j", timedelta(seconds=60), grace="15s", timeout=None, on_lost="stop")
-    assert (limits.belief_s, limits.grace_s, limits.kill_margin_s) == (12.0, 15.0, 0.5)
+    timeouts = _limits("j", timedelta(seconds=60), grace="15s", timeout=None, on_lost="stop")
+    assert (timeouts.stop_margin_s, timeouts.stop_timeout_s, timeouts.kill_margin_s) == (
+        12.0,
+        15.0,
+        0.5,
+    )
     short = _limits("j", timedelta(seconds=2), grace="15s", timeout=None, on_lost="stop")
-    assert 0 < short.kill_margin_s < short.belief_s / 4
+    assert 0 < short.kill_margin_s < short.stop_margin_s / 4
     assert short.slice_s < short.kill_margin_s
 
 
@@ -235,10 +239,10 @@ def test_one_that_a_later_one_has_overtaken_is_not_said_to_be_done() -> None:
 
 def test_the_line_for_programs_has_all_that_is_known() -> None:
     moment = datetime(2026, 1, 31, 2, tzinfo=UTC)
-    verdict = ExitStatus(
+    status = ExitStatus(
         reason=ExitReason.LOST, code=79, message="gone", token=4, occurrence=moment, attempt=2
     )
-    assert json.loads(verdict.line("nightly")) == {
+    assert json.loads(status.line("nightly")) == {
         "job": "nightly",
         "reason": "lost",
         "exit_code": 79,
@@ -269,11 +273,11 @@ def test_the_line_for_programs_has_all_that_is_known() -> None:
 def test_what_is_made_of_a_run(
     ended: CommandEnd, outcome: Outcome, reason: ExitReason, code: int
 ) -> None:
-    found, verdict = ended_run(ended, plan("memory://", "true"))
-    assert (found, verdict.reason, verdict.code) == (outcome, reason, code)
+    found, status = status_of_end(ended, plan("memory://", "true"))
+    assert (found, status.reason, status.code) == (outcome, reason, code)
 
 
 def test_what_happened_is_said_in_words() -> None:
-    assert what_happened(CommandEnd(exit_code=3)) == "the command failed with exit code 3"
-    assert what_happened(CommandEnd(exit_code=143)) == "the command was ended by SIGTERM"
-    assert what_happened(CommandEnd(exit_code=255)) == "the command failed with exit code 255"
+    assert failure_text(CommandEnd(exit_code=3)) == "the command failed with exit code 3"
+    assert failure_text(CommandEnd(exit_code=143)) == "the command was ended by SIGTERM"
+    assert failure_text(CommandEnd(exit_code=255)) == "the command failed with exit code 255"

@@ -12,7 +12,7 @@ from tests.support.job_scene import LEASE, LEASE_S, Scene, play
 from leasehold.errors import FencedWrite, LeaseLost, StoreUnavailable, UsageError
 from leasehold.jobs import Done, Held, OnCrash, Outcome, run_log
 from leasehold.jobs.claimant import Claimant, Parting
-from leasehold.jobs.run_log import RunEntry, entries
+from leasehold.jobs.run_log import RunLogEntry, log_entries
 from leasehold.jobs.wish import GROUP, Wish
 from leasehold.model import Position
 from leasehold.names import job_key
@@ -27,8 +27,8 @@ async def end(job: Claimant, outcome: Outcome = Outcome.OK, *, words: str = "") 
     await job.leave(Parting(outcome=outcome, words=words))
 
 
-async def log(scene: Scene, key: str = KEY) -> list[RunEntry]:
-    return entries(await scene.store.history(key))
+async def log(scene: Scene, key: str = KEY) -> list[RunLogEntry]:
+    return log_entries(await scene.store.history(key))
 
 
 async def outcomes(scene: Scene) -> list[Outcome | None]:
@@ -72,7 +72,7 @@ def test_an_occurrence_that_is_done_is_had_by_nobody_again_and_leaves_one_entry(
         assert isinstance(await early.take(wait_s=0), Done)
         following, _ = await scene.held(occurrence=THREE)
         await end(following)
-        assert [entry.said.occurrence for entry in await log(scene)] == [THREE, TWO]
+        assert [entry.note.occurrence for entry in await log(scene)] == [THREE, TWO]
 
     play(story)
 
@@ -101,11 +101,11 @@ def test_after_a_crash_it_is_run_again_as_the_next_attempt() -> None:
         jobs = [scene.claimant(occurrence=TWO)[0] for _ in range(3)]
         for attempt, job in enumerate(jobs, start=1):
             assert await job.take(wait_s=None) is None  # and dies
-            assert job.said.attempt == attempt
+            assert job.note.attempt == attempt
         await end(jobs[-1])
         found = await log(scene)
         assert [entry.outcome for entry in found] == [Outcome.OK, Outcome.EXPIRED, Outcome.EXPIRED]
-        assert [entry.said.attempt for entry in found] == [3, 2, 1]
+        assert [entry.note.attempt for entry in found] == [3, 2, 1]
 
     play(story)
 
@@ -119,7 +119,7 @@ def test_after_a_crash_it_is_left_alone_if_that_is_asked_for() -> None:
         assert "was started and not finished" in str(answer)
         following, _ = scene.claimant(occurrence=THREE, on_crash=OnCrash.LEAVE)
         assert await following.take(wait_s=None) is None
-        assert following.said.attempt == 1
+        assert following.note.attempt == 1
 
     play(story)
 
@@ -129,10 +129,10 @@ def test_one_that_was_let_go_before_anything_was_run_has_not_crashed(on_crash: O
     async def story(scene: Scene) -> None:
         for _ in range(3):
             job, _ = await scene.held(occurrence=TWO, on_crash=on_crash)
-            assert job.said.attempt == 1
+            assert job.note.attempt == 1
             await end(job, Outcome.NOTHING)
         job, _ = await scene.held(occurrence=TWO, on_crash=on_crash)
-        assert job.said.attempt == 1
+        assert job.note.attempt == 1
 
     play(story)
 
@@ -147,7 +147,7 @@ def test_an_idle_reservation_after_a_crash_hides_nothing_and_counts_as_no_attemp
         assert isinstance(await careful.take(wait_s=0), Done)
         await careful.leave()
         again, _ = await scene.held(occurrence=TWO)
-        assert again.said.attempt == 2
+        assert again.note.attempt == 2
 
     play(story)
 
@@ -161,7 +161,7 @@ def test_a_take_that_was_called_off_after_the_claim_is_no_crash(call: str) -> No
             await job.take(wait_s=0)
         await job.leave()
         following, _ = await scene.held(occurrence=TWO, on_crash=OnCrash.LEAVE)
-        assert following.said.attempt == 1
+        assert following.note.attempt == 1
 
     play(story)
 
@@ -172,7 +172,7 @@ def test_a_run_that_did_not_come_to_its_end_leaves_the_occurrence_open(outcome: 
         job, _ = await scene.held(occurrence=TWO)
         await end(job, outcome)
         again, _ = await scene.held(occurrence=TWO)
-        assert again.said.attempt == 2
+        assert again.note.attempt == 2
         assert await outcomes(scene) == [None, outcome]
 
     play(story)
@@ -187,7 +187,7 @@ def test_an_answer_that_is_lost_while_taking_costs_no_run_and_makes_no_second(
         scene.store.deaf = frozenset({call})
         job, _ = scene.claimant(occurrence=TWO, on_crash=on_crash)
         assert await job.take(wait_s=None) is None
-        assert job.said.attempt == 1
+        assert job.note.attempt == 1
         assert job.ownerships[KEY].epoch == 1
         await end(job)
         assert await outcomes(scene) == [Outcome.OK]
@@ -202,7 +202,7 @@ def test_an_answer_that_is_lost_at_the_end_is_asked_again(call: str) -> None:
         scene.store.deaf = frozenset({call})
         await end(job, words="well")
         found = await log(scene)
-        assert [(entry.outcome, entry.said.words) for entry in found] == [(Outcome.OK, "well")]
+        assert [(entry.outcome, entry.note.words) for entry in found] == [(Outcome.OK, "well")]
         late, _ = scene.claimant(occurrence=TWO)
         assert isinstance(await late.take(wait_s=0), Done)
 
@@ -218,7 +218,7 @@ def test_one_that_slept_through_its_lease_can_neither_settle_nor_sign_the_run() 
         await end(job, words="I was first")
         found = await log(scene)
         assert [entry.outcome for entry in found] == [None, Outcome.EXPIRED]
-        assert [entry.said.words for entry in found] == ["", ""]
+        assert [entry.note.words for entry in found] == ["", ""]
         third, _ = scene.claimant(occurrence=TWO)
         assert isinstance(await third.take(wait_s=0), Held)  # not done
         assert await scene.store.fenced_writes(GROUP) == 1
@@ -255,13 +255,13 @@ def test_the_log_says_who_where_and_how_far_from_the_very_first_moment() -> None
         (entry,) = await log(scene)
         assert entry.holder == job.holder
         assert entry.outcome is None
-        assert entry.said.pid > 0
-        assert entry.said.host
+        assert entry.note.pid > 0
+        assert entry.note.host
         await job.progress("3 of 7")
-        assert [each.said.words for each in await log(scene)] == ["3 of 7"]
+        assert [each.note.words for each in await log(scene)] == ["3 of 7"]
         await end(job, Outcome.FAILED)
         (entry,) = await log(scene)
-        assert (entry.outcome, entry.said.words) == (Outcome.FAILED, "3 of 7")
+        assert (entry.outcome, entry.note.words) == (Outcome.FAILED, "3 of 7")
         (other,) = await log(scene, job_key("place"))
         assert other.outcome is Outcome.FAILED
 
@@ -283,7 +283,7 @@ def test_progress_of_one_whose_reservation_was_broken_is_refused_and_it_is_told(
         with pytest.raises(LeaseLost, match="before the store answered"):
             await job.progress("3")
         (entry,) = await log(scene)
-        assert (entry.outcome, entry.said.words) == (Outcome.BROKEN, "1")
+        assert (entry.outcome, entry.note.words) == (Outcome.BROKEN, "1")
 
     play(story)
 
@@ -303,7 +303,7 @@ def test_a_hand_over_that_nobody_can_receive_is_a_release_with_the_same_words() 
             if alive:
                 assert await other.take(wait_s=0) is None
             await other.leave()
-            found = [each for each in await log(scene) if each.said.words == "yours"]
+            found = [each for each in await log(scene) if each.note.words == "yours"]
             assert found[0].outcome is Outcome.HANDED_OVER
             assert found[0].epoch == job.ownerships[KEY].epoch
 
@@ -334,11 +334,11 @@ def test_trouble_while_waiting_is_tried_again_with_growing_pauses_until_the_time
 def test_what_is_marked_is_what_the_timetable_reads() -> None:
     async def story(scene: Scene) -> None:
         job, _ = await scene.held(occurrence=TWO)
-        found = run_log.ran((await scene.store.checkpoints(GROUP))[KEY])
+        found = run_log.read_progress((await scene.store.checkpoints(GROUP))[KEY])
         assert found is not None
         assert found.started == TWO
         await end(job)
-        found = run_log.ran((await scene.store.checkpoints(GROUP))[KEY])
+        found = run_log.read_progress((await scene.store.checkpoints(GROUP))[KEY])
         assert found is not None
         assert (found.done, found.started) == (TWO, None)
 

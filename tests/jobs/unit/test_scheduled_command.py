@@ -37,8 +37,8 @@ def test_a_command_that_a_signal_ended_is_judged_when_the_worker_knows_of_the_si
     ended: CommandEnd, waits: bool
 ) -> None:
     wrapper = object.__new__(ScheduledWrapper)
-    wrapper._say = lambda _words: None
+    wrapper._echo = lambda _words: None
     run = SimpleNamespace(lost=Told(), exit_code=None, words="")
     with pytest.raises(CommandFailed):
-        wrapper._judge(run, ended)  # type: ignore[arg-type]
+        wrapper._finish(run, ended)  # type: ignore[arg-type]
     assert run.lost.waited == waits

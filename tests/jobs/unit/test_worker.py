@@ -13,7 +13,7 @@ from tests.support.worker_sim import Node, World
 
 from leasehold.errors import LeaseLost
 from leasehold.jobs import CatchUp, Outcome, Overlap, Run, operator_requests
-from leasehold.jobs.run_log import RunEntry, entries
+from leasehold.jobs.run_log import RunLogEntry, log_entries
 from leasehold.model import Position
 from leasehold.names import job_key
 from leasehold.testing.sim.host import START, HostClock
@@ -33,8 +33,8 @@ def play(story: Callable[[World], Awaitable[None]]) -> World:
     return world
 
 
-async def log_of(node: Node, name: str) -> list[RunEntry]:
-    found = entries(await node.store.history(job_key(name), limit=50))
+async def log_of(node: Node, name: str) -> list[RunLogEntry]:
+    found = log_entries(await node.store.history(job_key(name), limit=50))
     return [each for each in found if each.ran]
 
 
@@ -128,7 +128,7 @@ def test_a_paused_job_is_not_run_and_a_wish_is_carried_out_once_nevertheless() -
         await asyncio.sleep(35)
         await operator_requests.pause(node.store, "tick", by="me", clock=clock)
         await asyncio.sleep(60)
-        await operator_requests.want(node.store, "tick", by="me", clock=clock)
+        await operator_requests.request_run(node.store, "tick", by="me", clock=clock)
         await asyncio.sleep(30)
         by_hand = [each for each in world.book if each.occurrence is None]
         assert len(by_hand) == 1
@@ -148,7 +148,7 @@ def test_a_wish_waits_for_the_run_that_is_under_way() -> None:
         node = world.nodes[0]
         clock = HostClock(node.host)
         await asyncio.sleep(3605)
-        await operator_requests.want(node.store, "slow", by="me", clock=clock)
+        await operator_requests.request_run(node.store, "slow", by="me", clock=clock)
         await asyncio.sleep(100)
         assert [each.how for each in world.book] == ["ok", "ok"]
         assert world.book[1].occurrence is None
@@ -177,9 +177,9 @@ def test_a_failure_is_tried_again_with_growing_pauses_and_then_counts_as_done() 
         assert 4 <= gaps[1] <= 9
         (entry,) = await log_of(node, "bad")
         assert entry.outcome is Outcome.FAILED
-        assert entry.said.words == "ValueError: no 3"
-        assert entry.said.attempt == 3
-        assert entry.said.exit_code == 13
+        assert entry.note.words == "ValueError: no 3"
+        assert entry.note.attempt == 3
+        assert entry.note.exit_code == 13
 
     play(story)
 
@@ -195,7 +195,7 @@ def test_a_run_that_takes_too_long_is_stopped_and_has_failed() -> None:
         assert run.ended_s is not None
         assert 20 <= run.ended_s - run.began_s <= 21
         (entry,) = await log_of(node, "slow")
-        assert (entry.outcome, entry.said.words) == (Outcome.FAILED, "it took longer than 20 s")
+        assert (entry.outcome, entry.note.words) == (Outcome.FAILED, "it took longer than 20 s")
 
     play(story)
 
@@ -335,12 +335,12 @@ def test_a_new_schedule_begins_now_and_not_in_1970() -> None:
             world.start([world.job("tick", every="10s", catch_up=CatchUp.ALL)])
         await asyncio.sleep(15)
         assert seconds(world, "tick") == [10]
-        log = entries(await world.nodes[0].store.history(job_key("tick"), limit=50))
+        log = log_entries(await world.nodes[0].store.history(job_key("tick"), limit=50))
         idle = [each for each in log if not each.ran]
-        words = [each.said.words for each in idle]
+        words = [each.note.words for each in idle]
         assert words.count("the schedule begins") == 1
         assert set(words) <= {"the schedule begins", "nothing was to be done"}
-        assert {each.said.occurrence for each in idle} == {None}
+        assert {each.note.occurrence for each in idle} == {None}
         assert [each.outcome for each in log if each.ran] == [Outcome.OK]
 
     play(story)
@@ -444,7 +444,7 @@ def test_progress_is_found_in_the_log_while_the_job_runs() -> None:
         await asyncio.sleep(30)
         (entry,) = await log_of(node, "svc")
         assert entry.outcome is None
-        assert entry.said.words in {f"part {part}" for part in range(26, 31)}
+        assert entry.note.words in {f"part {part}" for part in range(26, 31)}
         assert node.store.calls["annotate"] <= 31
 
     play(story)

@@ -16,7 +16,7 @@ from leasehold.errors import (
     UsageError,
 )
 from leasehold.jobs import CatchUp, OnCrash, Overlap, Policy, Worker, job
-from leasehold.jobs.worker.definition import checked
+from leasehold.jobs.worker.definition import check_jobs
 
 
 def nothing() -> None:
@@ -111,13 +111,13 @@ def test_single_options_go_before_those_of_the_policy() -> None:
 
 def test_a_worker_needs_jobs_of_different_names() -> None:
     one = job("one")(nothing)
-    assert checked([one, one]) == [one]
+    assert check_jobs([one, one]) == [one]
     with pytest.raises(UsageError, match="two jobs named 'one'"):
-        checked([one, job("one")(with_run)])
+        check_jobs([one, job("one")(with_run)])
     with pytest.raises(UsageError, match="one job at least"):
-        checked([])
+        check_jobs([])
     with pytest.raises(UsageError, match="is no job"):
-        checked([nothing])  # type: ignore[list-item]
+        check_jobs([nothing])  # type: ignore[list-item]
     with pytest.raises(InvalidName):
         job("")
     with pytest.raises(InvalidOptions, match="max_concurrent"):

@@ -8,7 +8,7 @@ import pytest
 from tests.support.worker_sim import World
 
 from leasehold.jobs import Outcome, operator_requests
-from leasehold.jobs.run_log import RunEntry, entries
+from leasehold.jobs.run_log import RunLogEntry, log_entries
 from leasehold.model import EndReason
 from leasehold.names import job_key
 from leasehold.testing.sim.host import HostClock
@@ -27,8 +27,8 @@ async def moved(world: World, host: str) -> None:
     await asyncio.sleep(8)
 
 
-def runs_of(world: World) -> list[RunEntry]:
-    return [each for each in entries(world.server.registry.history(KEY, 50)) if each.ran]
+def runs_of(world: World) -> list[RunLogEntry]:
+    return [each for each in log_entries(world.server.registry.history(KEY, 50)) if each.ran]
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -73,7 +73,9 @@ def test_a_service_that_was_begun_by_hand_can_be_handed_over_and_stops_at_once()
 
     async def story() -> None:
         first = world.start([world.job("svc", takes_s=FOR_EVER_S)])
-        await operator_requests.want(first.store, "svc", by="me", clock=HostClock(first.host))
+        await operator_requests.request_run(
+            first.store, "svc", by="me", clock=HostClock(first.host)
+        )
         await asyncio.sleep(8)
         world.start([world.job("svc", takes_s=FOR_EVER_S)])
         await asyncio.sleep(5)
@@ -92,13 +94,13 @@ def test_a_service_that_is_begun_by_hand_stops_at_once_with_its_worker() -> None
 
     async def story() -> None:
         only = world.start([world.job("svc", takes_s=FOR_EVER_S)])
-        await operator_requests.want(only.store, "svc", by="me", clock=HostClock(only.host))
+        await operator_requests.request_run(only.store, "svc", by="me", clock=HostClock(only.host))
         await asyncio.sleep(8)
         assert only.worker.held() == ["svc"]
         stopped_s = world.now_s
         await world.stop(only)
         assert world.now_s - stopped_s < 2.0
         (run,) = runs_of(world)
-        assert (run.outcome, run.said.words) == (Outcome.OK, "stopped")
+        assert (run.outcome, run.note.words) == (Outcome.OK, "stopped")
 
     run_simulated(story())

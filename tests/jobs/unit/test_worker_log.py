@@ -11,7 +11,7 @@ import pytest
 from tests.support.worker_sim import World
 
 from leasehold.jobs import Outcome
-from leasehold.jobs.run_log import entries
+from leasehold.jobs.run_log import log_entries
 from leasehold.names import job_key
 from leasehold.testing.sim.faults import NO_FAULTS, FaultRates
 from leasehold.testing.sim.host import START
@@ -34,12 +34,12 @@ def test_the_log_has_as_many_runs_as_there_were_whoever_else_reserved_the_job() 
             jobs = [world.job("tick", every="10s", takes_s=0.0)]
             world.start(jobs, rates=FaultRates(latency_s=latency_s))
         await asyncio.sleep(125)
-        log = entries(await world.nodes[0].store.history(job_key("tick"), limit=100))
+        log = log_entries(await world.nodes[0].store.history(job_key("tick"), limit=100))
         assert len(log) > 18  # the other one is always a moment too late
-        ran = [each.said.occurrence for each in log if each.outcome is Outcome.OK]
+        ran = [each.note.occurrence for each in log if each.outcome is Outcome.OK]
         assert ran == [START + timedelta(seconds=second) for second in range(120, 0, -10)]
         assert sum(each.ran for each in log) == 12
-        assert not any(each.said.occurrence for each in log if not each.ran)
+        assert not any(each.note.occurrence for each in log if not each.ran)
 
     play(story)
 
@@ -51,7 +51,7 @@ def test_what_a_store_gave_without_being_heard_is_no_run() -> None:
         await asyncio.sleep(305)
         world.nodes[0].host.rates = NO_FAULTS
         await asyncio.sleep(20)
-        log = entries(await world.nodes[0].store.history(job_key("tick"), limit=100))
+        log = log_entries(await world.nodes[0].store.history(job_key("tick"), limit=100))
         assert {each.outcome for each in log} >= {Outcome.OK, Outcome.NOTHING}
         begun = {each.epoch for each in world.book}
         assert {each.epoch for each in log if each.outcome is Outcome.OK} <= begun

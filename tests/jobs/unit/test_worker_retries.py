@@ -10,7 +10,7 @@ import pytest
 from tests.support.worker_sim import World
 
 from leasehold.jobs import Outcome, Run
-from leasehold.jobs.run_log import entries
+from leasehold.jobs.run_log import log_entries
 from leasehold.names import job_key
 from leasehold.testing.sim.host import HostClock
 from leasehold.testing.sim.loop import run_simulated
@@ -62,8 +62,8 @@ def test_a_worker_that_slept_through_its_lease_between_two_attempts_begins_no_ot
         ("host1", 1, "RuntimeError"),
         ("host2", 2, "ok"),
     ]
-    log = [each for each in entries(world.server.registry.history(job_key("n"), 9)) if each.ran]
-    assert [(each.outcome, each.said.attempt) for each in log] == [
+    log = [each for each in log_entries(world.server.registry.history(job_key("n"), 9)) if each.ran]
+    assert [(each.outcome, each.note.attempt) for each in log] == [
         (Outcome.OK, 2),
         (Outcome.EXPIRED, 1),
     ]
@@ -87,5 +87,5 @@ def test_the_log_says_killed_of_a_run_that_was_ended_with_its_process() -> None:
 
     run_simulated(story())
     terms = world.server.registry.history(job_key("n"), 9)
-    (entry,) = [each for each in entries(terms) if each.ran]
-    assert (entry.outcome, entry.said.words) == (Outcome.KILLED, "timeout: it did not stop")
+    (entry,) = [each for each in log_entries(terms) if each.ran]
+    assert (entry.outcome, entry.note.words) == (Outcome.KILLED, "timeout: it did not stop")

@@ -108,7 +108,7 @@ def ignores_loss(original: Any) -> Any:
             answer: tuple[Changes, float] = await original(self, lease)
         except LeaseLost:
             self._trusted_until_s = self.options.timing.trusted_until(sent_s)
-            return Changes(version=self._view.version), sent_s
+            return Changes(version=self._group_state.version), sent_s
         return answer
 
     return renew

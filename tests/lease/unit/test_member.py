@@ -199,7 +199,7 @@ def test_work_that_does_not_stop_in_time_is_stopped_by_force() -> None:
     async def story(world: World) -> None:
         keeper = Stubborn()
         host, member = await joined(world)
-        member._holdings._keeper = keeper
+        member._holdings._handler = keeper
         member.options = replace(member.options, drain_timeout=timedelta(seconds=4))
         world.drain(host)
         await world.pass_time(20.0)
@@ -375,7 +375,7 @@ def test_a_break_is_heeded_in_time_although_the_store_has_gone_silent() -> None:
             def closed(self, ownership: Ownership, reason: str) -> None:
                 told.append((world.now_s(), reason))
 
-        member._holdings._keeper = Slow()
+        member._holdings._handler = Slow()
         begun_s = world.now_s()
         world.registry.break_(world.keys[0], 1, 5.0, world.server.now(), world.server.wall())
         await world.pass_time(CYCLE_S)

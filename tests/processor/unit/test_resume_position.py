@@ -36,7 +36,7 @@ def test_who_is_right(
     by: PositionOrigin,
     position: int | None,
 ) -> None:
-    found = resumed(checkpoint=checkpoint, sunk=sunk, is_reset=is_reset)
+    found = resumed(checkpoint=checkpoint, sink_position=sunk, is_reset=is_reset)
     assert found == ResumePosition(by=by, position=position)
 
 

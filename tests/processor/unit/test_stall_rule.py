@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from leasehold.core.stall_rule import StallRule, StallVerdict
+from leasehold.core.stall_rule import StallRule, StallState
 
 RULE = StallRule(stall_after_s=60.0, give_up_after_s=300.0)
 REPORT_ONLY = StallRule(stall_after_s=60.0, give_up_after_s=None)
@@ -14,25 +14,25 @@ REPORT_ONLY = StallRule(stall_after_s=60.0, give_up_after_s=None)
 @pytest.mark.parametrize(
     ("still_s", "verdict"),
     [
-        (0.0, StallVerdict.FINE),
-        (59.9, StallVerdict.FINE),
-        (60.0, StallVerdict.STALLED),
-        (299.9, StallVerdict.STALLED),
-        (300.0, StallVerdict.GIVE_UP),
+        (0.0, StallState.FINE),
+        (59.9, StallState.FINE),
+        (60.0, StallState.STALLED),
+        (299.9, StallState.STALLED),
+        (300.0, StallState.GIVE_UP),
     ],
 )
 def test_a_partition_that_stands_still_with_work_is_stalled_then_given_up(
-    still_s: float, verdict: StallVerdict
+    still_s: float, verdict: StallState
 ) -> None:
-    assert RULE.judge(work_waits=True, still_s=still_s) is verdict
+    assert RULE.evaluate(work_waits=True, still_s=still_s) is verdict
 
 
 def test_a_partition_without_work_may_stand_still_for_ever() -> None:
-    assert RULE.judge(work_waits=False, still_s=1e9) is StallVerdict.FINE
+    assert RULE.evaluate(work_waits=False, still_s=1e9) is StallState.FINE
 
 
 def test_without_a_limit_it_is_only_reported() -> None:
-    assert REPORT_ONLY.judge(work_waits=True, still_s=1e9) is StallVerdict.STALLED
+    assert REPORT_ONLY.evaluate(work_waits=True, still_s=1e9) is StallState.STALLED
 
 
 def test_it_is_looked_at_several_times_before_the_limit() -> None:

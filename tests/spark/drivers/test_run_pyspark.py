@@ -10,7 +10,7 @@ import pytest
 from tests.support.command_runs import alive, family, kill, until
 from tests.support.command_wrappers import Alone
 
-from leasehold.jobs.command.guard import belonging, processes
+from leasehold.jobs.command.guard import command_processes, processes
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -23,7 +23,7 @@ def test_kill_9_of_the_wrapper_ends_driver_java_daemon_and_worker(tmp_path: Path
     try:
         until(lambda: target.exists() or wrapper.popen.poll() is not None, within_s=120)
         driver, daemon, worker = family(target)
-        everyone = belonging(processes(), ancestor=wrapper.popen.pid, session=driver)
+        everyone = command_processes(processes(), ancestor=wrapper.popen.pid, session=driver)
         assert {driver, daemon, worker} < set(everyone)
         assert len(everyone) >= 5  # the guard and Java as well
         assert os.getpgid(daemon) == daemon != os.getpgid(driver)

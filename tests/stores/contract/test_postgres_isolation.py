@@ -55,9 +55,7 @@ async def race(url: str, number: int, steal_first: bool) -> None:
         stores = [await opened.enter_async_context(open_store(url)) for _ in range(2)]
         await stores[0].declare([key])
         former = await owner(stores[0], key, old)
-        write = CheckpointWrite(
-            ownership=former, position=Position(sequence_number=5)
-        )
+        write = CheckpointWrite(ownership=former, position=Position(sequence_number=5))
 
         async def steal() -> None:
             await owner(stores[1], key, new)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 import pytest
-from tests.support import run_place
+from tests.support import run_directory
 
 from leasehold.errors import LeaseLost, StoreUnavailable, StoreUnusable, UsageError
 from leasehold.model import (
@@ -350,7 +350,7 @@ anyio.run(main)
 @pytest.fixture
 def public(tmp_path: Path) -> Iterator[Path]:
     """A directory that another user can reach, which ``tmp_path`` is not."""
-    with TemporaryDirectory(dir=run_place.begun().parent) as name:
+    with TemporaryDirectory(dir=run_directory.begun().parent) as name:
         (Path(name) / "inner").mkdir()
         Path(name).chmod(0o755)
         yield Path(name) / "inner"

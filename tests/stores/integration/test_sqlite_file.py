@@ -17,7 +17,7 @@ from leasehold.errors import InvalidUrl, StoreUnusable, UsageError
 from leasehold.model import CheckpointWrite, KeyClaim, Lease, MemberInfo, Ownership, Position
 from leasehold.stores import open_store
 from leasehold.stores.sqlite import SqliteStore
-from leasehold.stores.sqlite.database import LockWait, longest_pause_s
+from leasehold.stores.sqlite.database import LockWait, max_pause_s
 from leasehold.stores.sqlite.migrations import APPLICATION_ID, migrations, queries
 from leasehold.stores.validation import HISTORY_LIMIT
 from leasehold.testing.clock import ManualClock
@@ -383,7 +383,7 @@ async def test_repetitions_are_known_only_from_the_history(path: Path) -> None:
 
 
 async def test_who_has_waited_longest_asks_most_often() -> None:
-    pauses = [longest_pause_s(waited / 10) for waited in range(50)]
+    pauses = [max_pause_s(waited / 10) for waited in range(50)]
     assert pauses == sorted(pauses, reverse=True)
     assert pauses[0] >= 10 * pauses[-1] > 0
 

@@ -22,7 +22,7 @@ from leasehold.clock import system_random
 from leasehold.model import Lease
 from leasehold.names import check_group, check_name, group_of
 from leasehold.stores.validation import (
-    check_suggestion,
+    check_hand_over_request,
     checked_keys,
     checked_notes,
     checked_positions,
@@ -175,7 +175,7 @@ class AzureBlobStore:
 
     async def request_hand_over(self, key: str, *, epoch: int, to: str) -> bool:
         """See ``Store``."""
-        check_suggestion(key, epoch=epoch, to=to)
+        check_hand_over_request(key, epoch=epoch, to=to)
         return await self._in_thread(partial(self._ownerships.request_hand_over, key, epoch, to))
 
     async def request_leave(self, holder: str) -> bool:

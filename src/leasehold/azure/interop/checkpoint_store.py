@@ -53,7 +53,7 @@ from leasehold.azure.interop.record_layout import (
 from leasehold.clock import SystemClock, host_name, new_suffix, new_token, system_random
 from leasehold.core.balance import Snapshot, Strategy, plan
 from leasehold.core.lease_timing import MAX_LEASE_S, MIN_LEASE_S
-from leasehold.lease.group_state import sound
+from leasehold.lease.group_state import sanitized
 from leasehold.model import CheckpointWrite, HandOver, KeyClaim, Lease, MemberInfo, Refusal, State
 from leasehold.names import check_name, last_part, seconds_of
 from leasehold.stores import open_store
@@ -208,7 +208,7 @@ class ClientOwnerships:
     async def _give_up_surplus(self, client: _ClientLease, changes: Changes) -> None:
         snapshot = Snapshot(
             members={
-                member.holder: sound(member.info) for member in changes.members if member.alive
+                member.holder: sanitized(member.info) for member in changes.members if member.alive
             },
             resources={each.key: each for each in changes.resources if not each.forgotten},
         )

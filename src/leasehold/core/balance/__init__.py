@@ -46,7 +46,7 @@ class Strategy(Enum):
         return self is Strategy.GREEDY
 
 
-_BY_LOT = {
+_RANDOMIZED = {
     Strategy.BALANCED: plan_balanced,
     Strategy.GREEDY: plan_greedy,
     Strategy.ONE_STEAL: plan_one_steal,
@@ -60,4 +60,4 @@ def plan(strategy: Strategy, snapshot: Snapshot, me: str, rng: random.Random) ->
         return plan_even(snapshot, me)
     if strategy is Strategy.BY_LOAD:
         return plan_by_load(snapshot, me)
-    return _BY_LOT[strategy](snapshot, me, rng)
+    return _RANDOMIZED[strategy](snapshot, me, rng)

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 DEAD_BAND = 0.10
 DAMPING = 0.60
-# Beyond this a measurement is an error, and could not be added up with others.
-_HEAVIEST = 1e15
+# A larger value is an error, and could not be added to others.
+_MAX_LOAD = 1e15
 
 
 def plan_by_load(snapshot: Snapshot, me: str) -> Plan:
-    """My part of evening out the load; by numbers while no load is known or somebody leaves."""
+    """Return my part of balancing the load; by key count if no load is known or a member leaves."""
     loads = _loads(snapshot)
     keys = snapshot.keys_by_owner()
     leaving = any(keys[m] for m in snapshot.members if snapshot.members[m].draining)
@@ -39,7 +39,7 @@ def plan_by_load(snapshot: Snapshot, me: str) -> Plan:
     room = _Room(snapshot, keys, loads)
     claim = [key for key in keys[me] if not snapshot.held_by(key, me)]
     for key in sorted(keys[None], key=lambda each: (-loads[each], each)):
-        receiver = room.place(loads[key])
+        receiver = room.assign(loads[key])
         if receiver == me:
             claim.append(key)
     hand_over = {} if keys[None] else _surplus(snapshot, me, keys, loads, room)
@@ -69,13 +69,13 @@ class _Room:
         heapq.heapify(self._heap)
 
     def emptiest(self) -> str | None:
-        """The member with most room that is not at its largest number."""
+        """Return the member with most room that is below its limit."""
         while self._heap and self.count[self._heap[0][1]] >= self.most[self._heap[0][1]]:
             heapq.heappop(self._heap)
         return self._heap[0][1] if self._heap else None
 
-    def place(self, load: float) -> str | None:
-        """Give a key of this load to the emptiest member."""
+    def assign(self, load: float) -> str | None:
+        """Assign a key of this load to the emptiest member."""
         receiver = self.emptiest()
         if receiver is not None:
             self.load[receiver] += load
@@ -92,7 +92,7 @@ def _surplus(
     loads: Mapping[str, float],
     room: _Room,
 ) -> dict[str, str]:
-    """Keys of mine to hand over; the others' are placed too, in the order all agree on."""
+    """Return my keys to hand over; those of others are assigned too, in the common order."""
     moves: dict[str, str] = {}
     for owner in sorted(room.share, key=lambda each: (room.share[each] - room.load[each], each)):
         surplus = room.load[owner] - room.share[owner]
@@ -100,20 +100,20 @@ def _surplus(
             continue
         held = [key for key in keys[owner] if snapshot.held_by(key, owner) and loads[key] > 0]
         heaviest_first = sorted(held, key=lambda each: (-loads[each], each))
-        placed = _placed(heaviest_first, owner, loads, room, budget=surplus * DAMPING)
-        if not placed:
+        assigned = _assigned(heaviest_first, owner, loads, room, budget=surplus * DAMPING)
+        if not assigned:
             # Damped, nothing fits: then the lightest key that is not more than the surplus.
-            placed = _placed(heaviest_first[-1:], owner, loads, room, budget=surplus)
+            assigned = _assigned(heaviest_first[-1:], owner, loads, room, budget=surplus)
         if owner == me:
-            moves = placed
+            moves = assigned
     return moves
 
 
-def _placed(
+def _assigned(
     keys: list[str], owner: str, loads: Mapping[str, float], room: _Room, *, budget: float
 ) -> dict[str, str]:
-    """Those of the keys that fit into the budget and somewhere else, and where."""
-    places: dict[str, str] = {}
+    """Assign the keys that fit into the budget and into another member."""
+    moves: dict[str, str] = {}
     for key in keys:
         receiver = room.emptiest()
         if receiver is None or receiver == owner:
@@ -121,9 +121,9 @@ def _placed(
         fits = room.load[receiver] + loads[key] <= room.share[receiver] * (1 + DEAD_BAND)
         if loads[key] <= budget and fits:
             budget -= loads[key]
-            room.place(loads[key])
-            places[key] = receiver
-    return places
+            room.assign(loads[key])
+            moves[key] = receiver
+    return moves
 
 
 def _loads(snapshot: Snapshot) -> dict[str, float]:
@@ -131,7 +131,7 @@ def _loads(snapshot: Snapshot) -> dict[str, float]:
     for holder in sorted(snapshot.members):
         measured = snapshot.members[holder].loads.items()
         known |= {
-            key: min(load, _HEAVIEST)
+            key: min(load, _MAX_LOAD)
             for key, load in measured
             if key in snapshot.resources and load >= 0
         }

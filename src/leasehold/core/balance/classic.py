@@ -7,10 +7,10 @@ must behave as they used to, and to be compared with.
 =================  =========  ==================================================================
 strategy           from       rule
 =================  =========  ==================================================================
-``balanced``       seed 002   one claim a cycle: a free key by lot, else a steal by lot
-``greedy``         seed 002   all that is missing at once: free keys by lot, then steals by lot
+``balanced``       seed 002   one claim a cycle: a random free key, else a random steal
+``greedy``         seed 002   all that is missing at once: random free keys, then random steals
 ``one_steal``      seed 000   all free keys up to the share, else one from the biggest owner
-``biggest_owner``  seed 003   as many as are missing, from one of the biggest owners, by lot
+``biggest_owner``  seed 003   as many as are missing, from a random one of the biggest owners
 =================  =========  ==================================================================
 
 Members are counted by their leases, owning or not: counting only owners, as these systems do,
@@ -33,33 +33,33 @@ Keys = dict[str | None, list[str]]
 
 
 def plan_balanced(snapshot: Snapshot, me: str, rng: random.Random) -> Plan:
-    """One free key by lot; if there is none, one steal by lot from those above their share."""
-    return _claim_or_steal(snapshot, me, rng, max_concurrent=1)
+    """Claim one random free key; if there is none, steal one at random from a bigger owner."""
+    return _claim_or_steal(snapshot, me, rng, max_keys=1)
 
 
 def plan_greedy(snapshot: Snapshot, me: str, rng: random.Random) -> Plan:
-    """All that is missing at once: free keys first, then steals."""
-    return _claim_or_steal(snapshot, me, rng, max_concurrent=len(snapshot.resources))
+    """Take all missing keys at the same time: free keys first, then steals."""
+    return _claim_or_steal(snapshot, me, rng, max_keys=len(snapshot.resources))
 
 
 def plan_one_steal(snapshot: Snapshot, me: str, rng: random.Random) -> Plan:
-    """All free keys up to the share at once; otherwise one from the biggest owner."""
+    """Claim free keys up to the share; otherwise steal one from the biggest owner."""
     keys = snapshot.keys_by_owner()
     missing = _missing(snapshot, keys, me)
     claim = rng.sample(keys[None], min(missing, len(keys[None])))
-    victims = _biggest(_robbable(snapshot, keys, me), mine=len(keys[me]))
+    victims = _biggest(_stealable(snapshot, keys, me), mine=len(keys[me]))
     if claim or missing == 0 or not victims:
         return _plan(snapshot, me, keys, claim=claim)
     return _plan(snapshot, me, keys, steal=[rng.choice(keys[rng.choice(victims)])])
 
 
 def plan_biggest_owner(snapshot: Snapshot, me: str, rng: random.Random) -> Plan:
-    """Free keys up to the share, and the rest from one of the owners above it, by lot."""
+    """Claim free keys up to the share, and steal the rest from a random one of the biggest."""
     keys = snapshot.keys_by_owner()
     missing = _missing(snapshot, keys, me)
     claim = rng.sample(keys[None], min(missing, len(keys[None])))
     missing -= len(claim)
-    counts = _robbable(snapshot, keys, me)
+    counts = _stealable(snapshot, keys, me)
     victims = _biggest(counts, mine=len(keys[me]) + len(claim))
     if missing == 0 or not victims:
         return _plan(snapshot, me, keys, claim=claim)
@@ -69,16 +69,14 @@ def plan_biggest_owner(snapshot: Snapshot, me: str, rng: random.Random) -> Plan:
     return _plan(snapshot, me, keys, claim=claim, steal=steal)
 
 
-def _claim_or_steal(
-    snapshot: Snapshot, me: str, rng: random.Random, *, max_concurrent: int
-) -> Plan:
+def _claim_or_steal(snapshot: Snapshot, me: str, rng: random.Random, *, max_keys: int) -> Plan:
     keys = snapshot.keys_by_owner()
-    missing = min(_missing(snapshot, keys, me), max_concurrent)
+    missing = min(_missing(snapshot, keys, me), max_keys)
     claim = rng.sample(keys[None], min(missing, len(keys[None])))
-    if claim and max_concurrent == 1:
+    if claim and max_keys == 1:
         return _plan(snapshot, me, keys, claim=claim)
     steal: list[str] = []
-    counts = _robbable(snapshot, keys, me)
+    counts = _stealable(snapshot, keys, me)
     while len(claim) + len(steal) < missing:
         victims = _biggest(counts, mine=len(keys[me]) + len(claim) + len(steal))
         if not victims:
@@ -93,7 +91,7 @@ _GAP_TO_STEAL = 2
 
 
 def _share(snapshot: Snapshot, keys: Mapping[str | None, list[str]]) -> int:
-    """Keys per member, rounded up; what some may not take is shared by the rest."""
+    """Return the keys per member, rounded up; the rest share what some may not take."""
     infos = [snapshot.members[taker] for taker in snapshot.takers()]
     rest, members = sum(len(owned) for owned in keys.values()), len(infos)
     for most in sorted(info.most for info in infos if info.most is not None):
@@ -103,7 +101,7 @@ def _share(snapshot: Snapshot, keys: Mapping[str | None, list[str]]) -> int:
 
 
 def _missing(snapshot: Snapshot, keys: Mapping[str | None, list[str]], me: str) -> int:
-    """How many more I may take (P3): none at or over my share, none when I am leaving."""
+    """Return how many more keys I may take (P3): none at or over my share, or when leaving."""
     info = snapshot.members[me]
     if info.draining:
         return 0
@@ -111,15 +109,15 @@ def _missing(snapshot: Snapshot, keys: Mapping[str | None, list[str]], me: str) 
     return max(0, min(share, share if info.most is None else info.most) - len(keys[me]))
 
 
-def _robbable(snapshot: Snapshot, keys: Mapping[str | None, list[str]], me: str) -> dict[str, int]:
-    """Owners one may steal from, with their counts: those that leave, before any other."""
+def _stealable(snapshot: Snapshot, keys: Mapping[str | None, list[str]], me: str) -> dict[str, int]:
+    """Return the owners to steal from, with their counts: those that leave, before any other."""
     others = {m: len(keys[m]) for m in sorted(snapshot.members) if m != me and keys[m]}
     leaving = {m: count for m, count in others.items() if snapshot.members[m].draining}
     return leaving or others
 
 
 def _biggest(counts: Mapping[str, int], *, mine: int) -> list[str]:
-    """The biggest owners, if they have at least two more than me."""
+    """Return the biggest owners, if they have at least two more than me."""
     most = max(counts.values(), default=0)
     if most - mine < _GAP_TO_STEAL:
         return []

@@ -13,9 +13,9 @@ Guarantees, when members are alive and run their cycles:
 * once balanced, nothing moves.
 
 Why members that act one after the other, each on its own snapshot, do not get in each other's
-way: lay all surplus keys in one row, owner after owner in order of their ids (free keys last), and
-all missing places in another row, receiver after receiver. The n-th surplus key goes to the n-th
-place. When some owner has carried out its part, its stretch is gone from *both* rows, and the
+way: put all surplus keys in one row, owner after owner in order of their ids (free keys last), and
+all missing keys in another row, receiver after receiver. The n-th surplus key goes to the n-th
+receiver. When some owner has carried out its part, its stretch is gone from *both* rows, and the
 rest still lie opposite each other as before. And the quotas do not change on the way
 (see ``quota``). So it makes no difference which of the others' steps I have already seen.
 """
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def plan_even(snapshot: Snapshot, me: str) -> Plan:
-    """My part of the even target."""
+    """Return my part of the even target."""
     keys = snapshot.keys_by_owner()
     target = _target_counts(snapshot, keys)
     return plan_towards(snapshot, me, keys, target)
@@ -45,21 +45,21 @@ def plan_towards(
     keys: Mapping[str | None, list[str]],
     target: Mapping[str, int],
 ) -> Plan:
-    """My part of reaching these numbers of keys per member, with the fewest moves."""
-    places = _missing_places(keys, target)
+    """Return my part of reaching these key counts, with the fewest moves."""
+    receivers = _missing_receivers(keys, target)
     hand_over: dict[str, str] = {}
     release: list[str] = []
     claim = [key for key in keys[me][: target.get(me, 0)] if not snapshot.held_by(key, me)]
     for owner in sorted(snapshot.members):
         for key in keys[owner][target.get(owner, 0) :]:
-            place = next(places, None)
+            receiver = next(receivers, None)
             if owner != me:
                 continue
-            if place is not None:
-                hand_over[key] = place
+            if receiver is not None:
+                hand_over[key] = receiver
             elif snapshot.members[me].draining and snapshot.held_by(key, me):
                 release.append(key)
-    free = [key for key, place in zip(keys[None], places, strict=False) if place == me]
+    free = [key for key, receiver in zip(keys[None], receivers, strict=False) if receiver == me]
     return Plan(
         claim=tuple(snapshot.wanted(key) for key in claim + free),
         hand_over=hand_over,
@@ -82,7 +82,7 @@ def _target_counts(snapshot: Snapshot, keys: Mapping[str | None, list[str]]) -> 
     return quotas(total, claimants) if claimants else {}
 
 
-def _missing_places(
+def _missing_receivers(
     keys: Mapping[str | None, list[str]], target: Mapping[str, int]
 ) -> Iterator[str]:
     return chain.from_iterable(
@@ -91,7 +91,7 @@ def _missing_places(
 
 
 def min_moves(snapshot: Snapshot) -> int:
-    """How many keys must change from one living owner to another, at the least."""
+    """Return the minimum number of keys that must change from one live owner to another."""
     keys = snapshot.keys_by_owner()
     target = _target_counts(snapshot, keys)
     surplus = sum(max(0, len(keys[m]) - target.get(m, 0)) for m in snapshot.members)
@@ -100,7 +100,7 @@ def min_moves(snapshot: Snapshot) -> int:
 
 
 def spread(snapshot: Snapshot) -> int:
-    """Largest minus smallest number of keys among the members that take keys."""
+    """Return the largest minus the smallest key count of the members that take keys."""
     keys = snapshot.keys_by_owner()
     counts = [len(keys[holder]) for holder in snapshot.takers()]
     return max(counts) - min(counts) if counts else 0

@@ -31,7 +31,7 @@ def quotas(total: int, claimants: list[QuotaMember]) -> dict[str, int]:
     sharing, rest = list(claimants), total
     while True:
         share = _shares(rest, sharing)
-        capped = [c for c in sharing if c.most is not None and share[c.holder] > c.most - _HAIR]
+        capped = [c for c in sharing if c.most is not None and share[c.holder] > c.most - _ROUNDING]
         if not capped:
             break
         for claimant in capped:
@@ -43,7 +43,7 @@ def quotas(total: int, claimants: list[QuotaMember]) -> dict[str, int]:
 
 
 # So that 20 x 0.3 / 0.6 is not rounded down to 9 for its last binary digit.
-_HAIR = 1e-9
+_ROUNDING = 1e-9
 
 
 def _shares(total: int, claimants: list[QuotaMember]) -> dict[str, float]:
@@ -54,11 +54,11 @@ def _shares(total: int, claimants: list[QuotaMember]) -> dict[str, float]:
 
 
 def _rounded(total: int, claimants: list[QuotaMember], share: dict[str, float]) -> dict[str, int]:
-    floor = {c.holder: math.floor(share[c.holder] + _HAIR) for c in claimants}
+    floor = {c.holder: math.floor(share[c.holder] + _ROUNDING) for c in claimants}
     extra = max(0, total - sum(floor.values()))
 
     def preference(c: QuotaMember) -> tuple[bool, bool, float, str]:
-        whole = share[c.holder] - floor[c.holder] < _HAIR
+        whole = share[c.holder] - floor[c.holder] < _ROUNDING
         has_one_more = c.count > floor[c.holder]
         return (whole, not has_one_more, floor[c.holder] - share[c.holder], c.holder)
 

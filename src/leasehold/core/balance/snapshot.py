@@ -1,4 +1,4 @@
-"""What a strategy sees, and what it says."""
+"""The input (``Snapshot``) and the output (``Plan``) of a strategy."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ class Snapshot:
     resources: Mapping[str, Resource]
 
     def owner_of(self, resource: Resource) -> str | None:
-        """Who has the key, or will: a key kept for a hand-over counts as the receiver's."""
+        """Return the owner of the key; a key that is handed over counts for the receiver."""
         owner = resource.holder if resource.holder is not None else resource.handed_to
         return owner if owner in self.members else None
 
     def takers(self) -> list[str]:
-        """The members that may get keys, in the one order that all of them agree on."""
+        """Return the members that may get keys, in the order that all members use."""
         return sorted(holder for holder, info in self.members.items() if not info.draining)
 
     def keys_by_owner(self) -> dict[str | None, list[str]]:
-        """All keys in order, by owner; the free ones under None. Every member has an entry.
+        """Return all keys in order, by owner; free ones under None. Every member has an entry.
 
-        What is on its way to a member comes after what it has: if that is too much, the keys
-        that were not begun yet are the ones to go elsewhere. Keys that somebody outside the group
-        holds are left out: they can neither be had nor be given away.
+        Keys that are being handed to a member come after those that it has: if it has too many,
+        the keys that were not started yet move on. Keys that a holder outside the group owns are
+        omitted: they can neither be claimed nor given away.
         """
         keys: dict[str | None, list[str]] = {None: [], **{m: [] for m in sorted(self.members)}}
         coming: list[str] = []
-        # Written out, for it runs over every key of the group at each change.
+        # One loop for speed: it runs over every key of the group at each change.
         for key in sorted(self.resources):
             resource = self.resources[key]
             holder = resource.holder
@@ -56,11 +56,11 @@ class Snapshot:
         return keys
 
     def wanted(self, key: str) -> KeyClaim:
-        """The key with the epoch it has in this snapshot."""
+        """Return a claim for the key, with its epoch in this snapshot."""
         return KeyClaim(key=key, seen_epoch=self.resources[key].epoch)
 
     def held_by(self, key: str, holder: str) -> bool:
-        """Whether the key is really in the hands of ``holder``, not only on its way."""
+        """Return whether ``holder`` owns the key now, and it is not only being handed over."""
         resource = self.resources[key]
         return resource.holder == holder and resource.state in _IN_FORCE
 
@@ -69,8 +69,8 @@ class Snapshot:
 class Plan:
     """What one member should do now.
 
-    ``claim``: free keys, or keys kept for me. ``steal``: keys of a living owner, by force.
-    ``hand_over``: my keys and who is to have them. ``release``: my keys that nobody can take.
+    ``claim``: free keys, or keys reserved for me. ``steal``: keys of a live owner, forcibly.
+    ``hand_over``: my keys and their receivers. ``release``: my keys that no member can take.
     ``expecting``: how many keys the others are about to hand over to me. ``stable``: my share is
     owned and nothing was left to do.
     """

@@ -243,8 +243,8 @@ class Field:
     """One field: its name, its range, what its numbers are called, and whether it is a circle."""
 
     name: str
-    least: int
-    most: int
+    min_value: int
+    max_value: int
     names: tuple[str, ...] = ()
     wraps: bool = False
     unit: str = ""
@@ -252,29 +252,29 @@ class Field:
     @property
     def size(self) -> int:
         """How many different numbers it has."""
-        return self.most - self.least + (0 if self.wraps else 1)
+        return self.max_value - self.min_value + (0 if self.wraps else 1)
 
     @property
     def range(self) -> str:
         """Its range, in words."""
         called = f" or {self.names[0]} to {self.names[-1]}" if self.names else ""
-        return f"{self.least} to {self.most}{called}"
+        return f"{self.min_value} to {self.max_value}{called}"
 
 
-SECOND = Field(name="second", least=0, most=59, unit="s")
-MINUTE = Field(name="minute", least=0, most=59, unit="m")
-HOUR = Field(name="hour", least=0, most=23, unit="h")
-DAY_OF_MONTH = Field(name="day of month", least=1, most=31, unit="d")
+SECOND = Field(name="second", min_value=0, max_value=59, unit="s")
+MINUTE = Field(name="minute", min_value=0, max_value=59, unit="m")
+HOUR = Field(name="hour", min_value=0, max_value=23, unit="h")
+DAY_OF_MONTH = Field(name="day of month", min_value=1, max_value=31, unit="d")
 MONTH = Field(
     name="month",
-    least=1,
-    most=12,
+    min_value=1,
+    max_value=12,
     names=("JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC"),
 )
 DAY_OF_WEEK = Field(
     name="day of week",
-    least=0,
-    most=7,
+    min_value=0,
+    max_value=7,
     names=("SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT"),
     wraps=True,
 )
@@ -314,14 +314,14 @@ def span_of(part: str, field: Field) -> range:
     body, slash, step = part.partition("/")
     begin, dash, end = body.partition("-")
     if body == "*":
-        first, last = field.least, field.most
+        first, last = field.min_value, field.max_value
     elif dash:
         first, last = number_of(begin, field), number_of(end, field)
         if last < first:
             first, last = _turned(first, last, part, field)
     else:
         first = number_of(body, field)
-        last = field.most if slash else first
+        last = field.max_value if slash else first
     return range(first, last + 1, _step_of(step, part, field) if slash else 1)
 
 
@@ -332,8 +332,8 @@ def number_of(text: str, field: Field) -> int:
         InvalidSchedule: it is neither, or outside the range of the field.
     """
     if text in field.names:
-        return field.names.index(text) + field.least
-    if is_number(text) and field.least <= int(text) <= field.most:
+        return field.names.index(text) + field.min_value
+    if is_number(text) and field.min_value <= int(text) <= field.max_value:
         return int(text)
     raise wrong(field, text, f"is not one of {field.range}", _instead_of(text, field))
 
@@ -353,14 +353,14 @@ def _turned(first: int, last: int, part: str, field: Field) -> tuple[int, int]:
     if field.wraps:
         return first, last + field.size
     begin, _, end = part.partition("/")[0].partition("-")
-    most, least = (
+    max_value, min_value = (
         (field.names[-1], field.names[0])
         if begin in field.names
-        else (str(field.most), str(field.least))
+        else (str(field.max_value), str(field.min_value))
     )
     halves = (
-        begin if begin == most else f"{begin}-{most}",
-        end if end == least else f"{least}-{end}",
+        begin if begin == max_value else f"{begin}-{max_value}",
+        end if end == min_value else f"{min_value}-{end}",
     )
     raise wrong(field, part, "goes down", f"write {','.join(halves)}")
 

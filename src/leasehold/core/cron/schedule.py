@@ -204,8 +204,8 @@ def _runs(numbers: Sequence[int], name: Callable[[int], str]) -> str:
 
 
 def _listed(words: Iterable[str]) -> str:
-    *most, last = words
-    return f"{', '.join(most)} and {last}" if most else last
+    *max_value, last = words
+    return f"{', '.join(max_value)} and {last}" if max_value else last
 
 
 # More than a clock change and an offset together can move a wall time: so far from the moment that
@@ -224,14 +224,14 @@ class CronLine:
     hours: tuple[int, ...]
     rule: DayRule
     wildcard: bool
-    _walls: WallTimes = field(init=False, repr=False, compare=False)
+    _wall_times: WallTimes = field(init=False, repr=False, compare=False)
     _zone: Zone = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        walls = WallTimes(
+        wall_times = WallTimes(
             seconds=self.seconds, minutes=self.minutes, hours=self.hours, rule=self.rule
         )
-        object.__setattr__(self, "_walls", walls)
+        object.__setattr__(self, "_wall_times", wall_times)
         object.__setattr__(self, "_zone", zone_of(self.tz, once=not self.wildcard))
 
     def next(self, after: datetime) -> datetime | None:
@@ -263,7 +263,7 @@ class CronLine:
 
     def _after(self, instant_s: int) -> int | None:
         start_s, end_s, offset_s, low_s, high_s = self._zone.at(instant_s)
-        wall_s = self._walls.after(max(instant_s + offset_s, low_s - 1))
+        wall_s = self._wall_times.after(max(instant_s + offset_s, low_s - 1))
         while wall_s >= high_s:
             if wall_s >= AFTER_ALL_S or end_s > LAST_S:
                 return None
@@ -273,13 +273,13 @@ class CronLine:
                 max(end_s, wall_s - _REACH_S) if far else end_s
             )
             if low_s != had_s:
-                wall_s = self._walls.after(low_s - 1)
+                wall_s = self._wall_times.after(low_s - 1)
         found_s = max(wall_s - offset_s, start_s)
         return found_s if found_s <= LAST_S else None
 
     def _before(self, instant_s: int) -> int | None:
         start_s, _, offset_s, low_s, _ = self._zone.at(instant_s - 1)
-        wall_s = self._walls.before(max(instant_s + offset_s, low_s))
+        wall_s = self._wall_times.before(max(instant_s + offset_s, low_s))
         while wall_s < low_s:
             if wall_s <= BEFORE_ALL_S or start_s < FIRST_S:
                 return None
@@ -289,7 +289,7 @@ class CronLine:
                 min(start_s - 1, wall_s + _REACH_S) if far else start_s - 1
             )
             if high_s != had_s:
-                wall_s = self._walls.before(high_s)
+                wall_s = self._wall_times.before(high_s)
         found_s = max(wall_s - offset_s, start_s)
         return found_s if found_s >= FIRST_S else None
 

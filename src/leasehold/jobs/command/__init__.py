@@ -1,1 +1,1 @@
-"""Commands that run under a reservation: the child, its guard, and the wrapper around both."""
+"""Commands that run under a reservation: the command, its guard, and the wrapper around both."""

@@ -1,8 +1,8 @@
-"""A command under its guard, as the wrapper sees it.
+"""``Child``: a command under its guard, as the wrapper sees it.
 
-Guarantees: what was started is either gone for certain (``gone``), or still guarded. The death of
-the guard itself is noticed: then this process kills what is left. A guard that was stopped is woken
-with each order; ``force`` does not need it at all.
+Guarantees: all processes of the command have ended for certain (``gone``), or are still guarded. If
+the guard itself ends, this process kills what is left. A guard that was stopped (SIGSTOP) is
+resumed with each message; ``force`` does not need it.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 _READ_BYTES = 4096
-_LOOK_AGAIN_MS = 2
+_POLL_MS = 2
 EXIT_NOT_FOUND, EXIT_NOT_EXECUTABLE = 127, 126
 SIGNALLED = 128
-_WAITS = 40  # looks at a guard that has nothing left to guard, and does not say so
-_SAME_S = 0.005  # a deadline that moves by less has not moved
+_MAX_CHECKS = 40  # checks of a guard that has nothing left to guard, and does not report it
+_SAME_S = 0.005  # a smaller change of the deadline is not sent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deadline:
-    """When a command is told to stop, and when it is killed, in seconds of ``boottime_s``."""
+    """When a command gets SIGTERM, and when it is killed, in seconds of ``boottime_s``."""
 
     term_at_s: float
     kill_at_s: float
 
-    def order(self) -> str:
-        """For the guard."""
+    def message(self) -> str:
+        """Return the message for the guard."""
         return f"D {self.term_at_s:.6f} {self.kill_at_s:.6f}"
 
 
@@ -61,88 +61,90 @@ class Child:
         *,
         environment: Mapping[str, str],
         deadline: Deadline,
-        alone: bool = False,
+        no_other_children: bool = False,
     ) -> None:
-        """Start it. It is killed at the deadline unless that is moved.
+        """Start the command. It is killed at the deadline unless that is moved.
 
-        ``alone``: this process has no other children. Then also those that have left the session
-        are killed here, if the guard was killed.
+        ``no_other_children``: this process has no other children. If the guard is killed, this
+        process then also kills those that have left the session.
         """
         self.pid = 0
         self.exit_code: int | None = None
         self.executed = True
         self.gone = False
         self._text = b""
-        self._waits = _WAITS
-        self._alone = alone
+        self._checks_left = _MAX_CHECKS
+        self._no_other_children = no_other_children
         self._deadline = deadline
-        if alone:
-            guard.adopt_orphans()  # what the guard leaves if it is killed comes to us
-        orders, self._orders = os.pipe()
+        if no_other_children:
+            guard.adopt_orphans()  # a killed guard leaves its children to this process
+        control, self._control = os.pipe()
         self.descriptor, reports = os.pipe()
-        words = [str(orders), str(reports), *deadline.order().split()[1:], *command]
+        argv = [str(control), str(reports), *deadline.message().split()[1:], *command]
         try:
             self._guard = subprocess.Popen(  # noqa: S603 - what the user asked for
-                [sys.executable, "-I", "-S", str(Path(guard.__file__).resolve()), *words],
+                [sys.executable, "-I", "-S", str(Path(guard.__file__).resolve()), *argv],
                 env=dict(environment),
-                pass_fds=(orders, reports),
+                pass_fds=(control, reports),
                 start_new_session=True,
             )
         except BaseException:
-            os.close(self._orders)
+            os.close(self._control)
             os.close(self.descriptor)
             raise
         finally:
-            os.close(orders)
+            os.close(control)
             os.close(reports)
-        # A guard that does not read, since it was stopped, must not stop us.
-        os.set_blocking(self._orders, False)
+        # A guard that was stopped does not read: writing must not block then.
+        os.set_blocking(self._control, False)
 
     def extend(self, deadline: Deadline) -> None:
         """Move the deadline."""
         moved_s = abs(deadline.kill_at_s - self._deadline.kill_at_s)
         if deadline.term_at_s == math.inf != self._deadline.term_at_s or moved_s > _SAME_S:
             self._deadline = deadline
-            self._order(deadline.order())
+            self._send(deadline.message())
 
     def send_group(self, number: int) -> None:
         """Send the command's process group a signal, as a terminal would."""
-        self._order(f"S {number}")
+        self._send(f"S {number}")
 
     def send_all(self, number: int) -> None:
         """Send all its processes a signal."""
-        self._order(f"T {number}")
+        self._send(f"T {number}")
 
-    def tell_lost(self) -> None:
-        """Close the pipe that tells the command of the loss, and do no more."""
-        self._order("L")
+    def report_lost(self) -> None:
+        """Close the pipe that shows the command the loss; do nothing else."""
+        self._send("L")
 
     def kill(self) -> None:
-        """Have all its processes killed."""
-        self._order("K")
+        """Have the guard kill all processes."""
+        self._send("K")
 
     def force(self) -> None:
-        """Kill them from here, since the guard may be stopped; say it again until ``gone``.
+        """Kill them from here, since the guard may be stopped; repeat until ``gone``.
 
-        The guard goes last: while it is there, all that descends from the command is known.
+        The guard goes last: while it runs, all descendants of the command are known.
         """
-        left = guard.belonging(guard.processes(), ancestor=self._guard.pid, session=self.pid)
+        left = guard.command_processes(
+            guard.processes(), ancestor=self._guard.pid, session=self.pid
+        )
         if left:
-            guard.send(left, signal.SIGKILL)
+            guard.send_signal(left, signal.SIGKILL)
             return
-        # Nothing runs any more, so there is time: if it can, the guard tells how the command ended.
+        # Nothing runs any longer, so there is time for the guard to report how the command ended.
         self._wake()
-        self._waits -= 1
-        if self._waits <= 0:
+        self._checks_left -= 1
+        if self._checks_left <= 0:
             self._guard.kill()
 
     @property
     def kill_at_s(self) -> float:
-        """When the guard is to kill all, as it was told last."""
+        """When the guard is to kill all, by the last message."""
         return self._deadline.kill_at_s
 
     def read(self) -> None:
-        """Take in what the guard has to say; blocks if it says nothing."""
+        """Read the reports of the guard; blocks if there are none."""
         text = os.read(self.descriptor, _READ_BYTES)
         if not text:
             self._guard_ended()
@@ -163,38 +165,38 @@ class Child:
                 self.gone = True
 
     def close(self) -> None:
-        """Give back the pipes; a guard that still lives then kills all, and ends."""
-        for each in (self._orders, self.descriptor):
+        """Close the pipes; a guard that still runs then kills all, and ends."""
+        for each in (self._control, self.descriptor):
             with suppress(OSError):
                 os.close(each)
         self._wake()
         self._guard.wait()
 
     def _guard_ended(self) -> None:
-        """See to it that nothing is left, if the guard could not."""
+        """Kill what is left, if the guard could not."""
         self._guard.wait()
         if self.gone:
             return
         while left := self._left():
-            guard.send(left, signal.SIGKILL)
-            select.poll().poll(_LOOK_AGAIN_MS)
+            guard.send_signal(left, signal.SIGKILL)
+            select.poll().poll(_POLL_MS)
         self.gone = True
         if self.exit_code is None:
             self.exit_code = SIGNALLED + signal.SIGKILL
 
     def _left(self) -> list[int]:
-        if self._alone:
+        if self._no_other_children:
             with suppress(ChildProcessError):
                 while os.waitpid(-1, os.WNOHANG)[0]:
                     continue
-        ancestor = os.getpid() if self._alone else -1
-        return guard.belonging(guard.processes(), ancestor=ancestor, session=self.pid)
+        ancestor = os.getpid() if self._no_other_children else -1
+        return guard.command_processes(guard.processes(), ancestor=ancestor, session=self.pid)
 
-    def _order(self, text: str) -> None:
-        with suppress(BrokenPipeError, BlockingIOError):  # then it ends all by itself
-            os.write(self._orders, f"{text}\n".encode())
+    def _send(self, text: str) -> None:
+        with suppress(BrokenPipeError, BlockingIOError):  # then the guard kills all on its own
+            os.write(self._control, f"{text}\n".encode())
         self._wake()
 
     def _wake(self) -> None:
-        """Have the guard go on: one that is stopped can not read its orders."""
+        """Resume the guard: one that is stopped cannot read its messages."""
         self._guard.send_signal(signal.SIGCONT)

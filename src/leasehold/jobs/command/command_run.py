@@ -2,11 +2,11 @@
 
 Guarantees:
 
-- When ``run`` returns none of the command's processes is left: then the reservation may go.
+- When ``run`` returns none of the command's processes is left: the reservation may be released.
 - It is stopped before the lease can end: SIGTERM to all its processes when the reservation is lost,
-  SIGKILL before others are let in. The guard holds that deadline too, so it also holds while this
-  process is stopped; and this process kills by itself if the guard does not, since it is stopped.
-- What outlives the command is given a second to end by itself; then it is stopped as well.
+  SIGKILL before another process can have the job. The guard has that deadline too, so it holds
+  while this process is stopped; and this process kills if the guard does not.
+- Processes that outlive the command get a second to end; then they are stopped as well.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("leasehold.jobs")
 
-_SAME_WISH_S = 0.2  # timeout(1) and others signal a process and its group: that is one wish
+_SAME_SIGNAL_S = 0.2  # timeout(1) and others signal a process and its group: that is one request
 _SETTLE_S = 1.0  # for pipes that are still being drained, and machines that shut down
 _STUCK_S = 5.0
-_SLICES = 40  # of a lease, between two looks at it
+_SLICES = 40  # of a lease, between two checks
 _SHORTEST_SLICE_S, _LONGEST_SLICE_S = 0.01, 0.25
 _KILL_MARGIN, _LONGEST_KILL_MARGIN_S = 0.03, 0.5  # of the lease: for the kernel to kill all
-_FORCE_S, _FORCE_AGAIN_S = 0.05, 0.005  # for the guard to kill, before it is done here
-_GUARD_LATER_S = 0.1  # the guard says SIGTERM only if this process has not
+_FORCE_S, _FORCE_AGAIN_S = 0.05, 0.005  # for the guard to kill, before this process does
+_GUARD_LATER_S = 0.1  # the guard sends SIGTERM only if this process has not
 
 
 class CommandHandle(Protocol):
-    """What a run stands on: a reservation of a job."""
+    """The reservation that a command needs."""
 
     @property
     def lost(self) -> threading.Event:
@@ -58,17 +58,17 @@ class CommandHandle(Protocol):
         ...
 
     def remaining(self) -> timedelta:
-        """How long it is until all must have stopped."""
+        """Return how long until all must have stopped."""
         ...
 
 
 class LossKind(Enum):
-    """What is done with the command when the reservation is lost."""
+    """What to do with the command when the reservation is lost."""
 
     STOP = "stop"  # SIGTERM, then SIGKILL before the lease ends
-    KILL = "kill"  # SIGKILL at once
+    KILL = "kill"  # SIGKILL immediately
     WARN = "warn"  # nothing: its writes must be fenced
-    COMMAND = "cmd"  # as STOP, and a command of the user's runs beside it
+    COMMAND = "cmd"  # as STOP, and a command of the user runs at the same time
 
 
 _STOPS = (LossKind.STOP, LossKind.COMMAND)
@@ -76,7 +76,7 @@ _STOPS = (LossKind.STOP, LossKind.COMMAND)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnLoss:
-    """What is done when the reservation is lost; ``command`` is one line for the shell."""
+    """What to do when the reservation is lost; ``command`` is one line for the shell."""
 
     kind: LossKind = LossKind.STOP
     command: str = ""
@@ -88,35 +88,35 @@ class CommandTimeouts:
 
     Attributes:
         lease_s: how long the lease is.
-        belief_s: the reservation says *lost* so long before its time is over.
-        grace_s: between SIGTERM and SIGKILL, if the lease leaves as much.
-        timeout_s: a run that takes longer is stopped; infinity: it may take for ever.
-        on_loss: what is done when the reservation is lost.
+        stop_margin_s: the reservation counts as lost this long before its lease ends.
+        stop_timeout_s: between SIGTERM and SIGKILL, if the lease leaves as much.
+        timeout_s: a run that takes longer is stopped; infinity: no limit.
+        on_loss: what to do when the reservation is lost.
     """
 
     lease_s: float
-    belief_s: float
-    grace_s: float = 15.0
+    stop_margin_s: float
+    stop_timeout_s: float = 15.0
     timeout_s: float = math.inf
     on_loss: OnLoss = OnLoss()
 
-    def within(self, timeout_s: float) -> CommandTimeouts:
-        """The same, for runs that may take so long and no longer."""
+    def with_timeout(self, timeout_s: float) -> CommandTimeouts:
+        """Return a copy with this time limit for a run."""
         return replace(self, timeout_s=timeout_s)
 
     @property
     def slice_s(self) -> float:
-        """Between two looks at the reservation."""
+        """The time between two checks of the reservation."""
         return min(max(self.lease_s / _SLICES, _SHORTEST_SLICE_S), _LONGEST_SLICE_S)
 
     @property
     def kill_margin_s(self) -> float:
-        """SIGKILL is sent so long before all must have stopped."""
+        """How long before the end of the lease SIGKILL is sent."""
         return min(_KILL_MARGIN * self.lease_s, _LONGEST_KILL_MARGIN_S)
 
     @property
     def force_s(self) -> float:
-        """The guard has so long to kill all; it is half of the margin at most."""
+        """How long the guard has to kill all; at most half of the margin."""
         return min(_FORCE_S, self.kill_margin_s / 2)
 
 
@@ -128,8 +128,8 @@ class CommandEnd:
         exit_code: of the command: its own, 128 and the number of a signal, 126, 127.
         lost: why the reservation was lost while it ran; None if it was not.
         timed_out: it was stopped because it took too long.
-        stopped_by: the signal that asked for its end meanwhile, 0 if it was ``ask_stop``, or None.
-        killed: it was killed since it did not stop by itself.
+        stopped_by: the signal that asked for its end, 0 if it was ``request_stop``, or None.
+        killed: it was killed since it did not stop in time.
         executed: False if it could not be started.
         left_behind: it left processes that had to be stopped after its own end.
     """
@@ -144,58 +144,58 @@ class CommandEnd:
 
 
 class CommandRun:
-    """A command that runs once. ``run`` blocks, and hears the bell meanwhile."""
+    """A command that runs once. ``run`` blocks, and handles signals in the meantime."""
 
     def __init__(
         self,
         command: Sequence[str],
         *,
-        tenure: CommandHandle,
+        handle: CommandHandle,
         environment: Mapping[str, str],
-        limits: CommandTimeouts,
-        bell: SignalQueue,
+        timeouts: CommandTimeouts,
+        signals: SignalQueue,
         clock: Clock,
-        alone: bool = False,
-        asks: Collection[str] = (),
+        no_other_children: bool = False,
+        stop_reasons: Collection[str] = (),
         on_started: Callable[[int], None] = lambda _pid: None,
     ) -> None:
-        """See ``Child`` on ``alone``. ``on_started`` is told the process id of the command.
+        """See ``Child`` on ``no_other_children``. ``on_started`` is called with the process id.
 
-        ``asks``: reasons for which the tenure says *lost*, though it only wants an orderly stop.
+        ``stop_reasons``: reasons of a loss that only ask for a graceful stop.
         """
         self._command = command
-        self._tenure = tenure
+        self._handle = handle
         self._environment = environment
-        self._limits = limits
-        self._bell = bell
+        self._timeouts = timeouts
+        self._signals = signals
         self._clock = clock
-        self._alone = alone
-        self._asks = asks
+        self._no_other_children = no_other_children
+        self._stop_reasons = stop_reasons
         self._on_started = on_started
         self._lost: str | None = None
-        self._timed_out = self._killed = self._told_to_stop = self._left_behind = False
+        self._timed_out = self._killed = self._term_sent = self._left_behind = False
         self._stopped_by: int | None = None
-        self._asked_s = 0.0
-        self._passed_on: set[int] = set()
-        self._asked = threading.Event()
+        self._stop_requested_s = 0.0
+        self._forwarded: set[int] = set()
+        self._stop_requested = threading.Event()
         self._term_at_s = self._kill_at_s = math.inf
         self._stuck_at_s = self._force_at_s = math.inf
         self._began_s = 0.0
         self._hook: subprocess.Popen[bytes] | None = None
 
-    def ask_stop(self) -> None:
-        """Have it stopped in good order; from any thread."""
-        self._asked.set()
-        self._bell.ring()
+    def request_stop(self) -> None:
+        """Stop it gracefully; from any thread."""
+        self._stop_requested.set()
+        self._signals.wake()
 
     def run(self) -> CommandEnd:
-        """Run it to its end."""
+        """Run the command to its end."""
         self._began_s = self._clock.boottime_s()
         child = Child(
             self._command,
             environment=self._environment,
             deadline=self._deadline(),
-            alone=self._alone,
+            no_other_children=self._no_other_children,
         )
         try:
             self._follow(child)
@@ -203,8 +203,8 @@ class CommandRun:
             child.close()
             self._end_hook()
         code = child.exit_code or 0
-        if self._stopped_by is None and code - SIGNALLED in self._passed_on:
-            self._stopped_by = code - SIGNALLED  # it was meant to end by it
+        if self._stopped_by is None and code - SIGNALLED in self._forwarded:
+            self._stopped_by = code - SIGNALLED  # the signal was meant to end it
         return CommandEnd(
             exit_code=code,
             lost=self._lost,
@@ -217,7 +217,7 @@ class CommandRun:
 
     def _follow(self, child: Child) -> None:
         poll = select.poll()
-        for each in (child.descriptor, self._bell.descriptor):
+        for each in (child.descriptor, self._signals.descriptor):
             poll.register(each, select.POLLIN)
         started = False
         while not child.gone:
@@ -227,9 +227,9 @@ class CommandRun:
                 if child.pid and not started:
                     started = True
                     self._on_started(child.pid)
-            for number in self._bell.heard():
+            for number in self._signals.take():
                 self._signalled(child, number)
-            self._look(child)
+            self._check(child)
 
     # ------------------------------------------------------------ signals
 
@@ -237,29 +237,31 @@ class CommandRun:
         if number == signal.SIGTERM:
             now_s = self._clock.boottime_s()
             if self._stopped_by != number:
-                self._asked_s = now_s
+                self._stop_requested_s = now_s
                 self._stop(child)
-            elif now_s - self._asked_s > _SAME_WISH_S:  # asked for twice: at once
+            elif now_s - self._stop_requested_s > _SAME_SIGNAL_S:  # asked for twice: kill it
                 self._kill(child)
             self._stopped_by = number
         elif number == signal.SIGTSTP:
-            # By default nobody stops on SIGTSTP in a session without a terminal. The reservation
-            # is kept meanwhile, so this process goes on.
+            # By default no process stops on SIGTSTP in a session without a terminal. This process
+            # continues, to keep the reservation.
             child.send_all(signal.SIGSTOP)
         elif number == signal.SIGCONT:
             child.send_all(signal.SIGCONT)
         else:
             if number == signal.SIGINT:
                 self._stopped_by = number
-            self._passed_on.add(number)
+            self._forwarded.add(number)
             child.send_group(number)
 
     def _stop(self, child: Child) -> None:
-        """SIGTERM now, if that was not said before, and SIGKILL after the grace."""
-        if not self._told_to_stop:
-            self._told_to_stop = True
+        """Send SIGTERM, if it was not sent before, and SIGKILL after the stop timeout."""
+        if not self._term_sent:
+            self._term_sent = True
             child.send_all(signal.SIGTERM)
-        self._kill_at_s = min(self._kill_at_s, self._clock.boottime_s() + self._limits.grace_s)
+        self._kill_at_s = min(
+            self._kill_at_s, self._clock.boottime_s() + self._timeouts.stop_timeout_s
+        )
 
     def _kill(self, child: Child) -> None:
         child.kill()
@@ -267,26 +269,26 @@ class CommandRun:
         self._kill_at_s = math.inf
         now_s = self._clock.boottime_s()
         self._stuck_at_s = min(self._stuck_at_s, now_s + _STUCK_S)
-        self._force_at_s = min(self._force_at_s, now_s + self._limits.force_s)
+        self._force_at_s = min(self._force_at_s, now_s + self._timeouts.force_s)
 
     # ------------------------------------------------------------ time
 
-    def _look(self, child: Child) -> None:
-        self._look_at_tenure(child)
+    def _check(self, child: Child) -> None:
+        self._check_handle(child)
         now_s = self._clock.boottime_s()
-        late = now_s - self._began_s >= self._limits.timeout_s
+        late = now_s - self._began_s >= self._timeouts.timeout_s
         if late and not self._timed_out and child.exit_code is None:
             self._timed_out = True
             self._stop(child)
         if child.exit_code is not None and self._term_at_s == math.inf:
             self._term_at_s = now_s + _SETTLE_S
         if now_s >= self._term_at_s and self._kill_at_s == math.inf == self._stuck_at_s:
-            self._left_behind |= not self._told_to_stop
+            self._left_behind |= not self._term_sent
             self._stop(child)
         if now_s >= self._kill_at_s:
             self._kill(child)
-        if now_s >= child.kill_at_s:  # the guard kills all by itself, if it can
-            self._force_at_s = min(self._force_at_s, now_s + self._limits.force_s)
+        if now_s >= child.kill_at_s:  # the guard kills all on its own, if it can
+            self._force_at_s = min(self._force_at_s, now_s + self._timeouts.force_s)
         if now_s >= self._force_at_s:
             child.force()
         if now_s >= self._stuck_at_s:
@@ -294,66 +296,66 @@ class CommandRun:
             log.warning("processes of the command do not end though they were killed: waiting")
 
     def _pause_s(self, child: Child) -> float:
-        """Until the next look: in time for what is done here if the guard does not do it."""
+        """Return the time to the next check: in time to kill if the guard does not."""
         left_s = min(self._force_at_s, child.kill_at_s) - self._clock.boottime_s()
-        return min(self._limits.slice_s, max(left_s, _FORCE_AGAIN_S))
+        return min(self._timeouts.slice_s, max(left_s, _FORCE_AGAIN_S))
 
-    def _look_at_tenure(self, child: Child) -> None:
-        why = self._tenure.why_lost or ("lost" if self._tenure.lost.is_set() else None)
-        if why in self._asks:
-            self._asked.set()
+    def _check_handle(self, child: Child) -> None:
+        why = self._handle.why_lost or ("lost" if self._handle.lost.is_set() else None)
+        if why in self._stop_reasons:
+            self._stop_requested.set()
         elif why is not None and self._lost is None:
             self._lose(child, why)
         if self._lost is None:
             child.extend(self._deadline())
-        elif self._limits.on_loss.kind in _STOPS:
+        elif self._timeouts.on_loss.kind in _STOPS:
             # From now on only the end of the lease counts; it may have come nearer.
             child.extend(Deadline(term_at_s=math.inf, kill_at_s=self._deadline().kill_at_s))
-        if self._asked.is_set() and not self._told_to_stop:
-            if self._stopped_by is None:  # a command may live through a SIGINT
+        if self._stop_requested.is_set() and not self._term_sent:
+            if self._stopped_by is None:  # a command may survive a SIGINT
                 self._stopped_by = 0
             self._stop(child)
 
     def _lose(self, child: Child, why: str) -> None:
         self._lost = why
-        kind = self._limits.on_loss.kind
+        kind = self._timeouts.on_loss.kind
         if kind is LossKind.WARN:
-            child.tell_lost()
+            child.report_lost()
             return
         if kind is LossKind.KILL:
             self._kill(child)
             return
-        child.tell_lost()
+        child.report_lost()
         self._stop(child)
         if kind is LossKind.COMMAND:
             self._hook = subprocess.Popen(  # noqa: S602 - a line for the shell was asked for
-                self._limits.on_loss.command,
+                self._timeouts.on_loss.command,
                 shell=True,
                 env={**self._environment, "LEASEHOLD_CHILD_PID": str(child.pid)},
                 start_new_session=True,
             )
 
     def _deadline(self) -> Deadline:
-        """As far as the reservation reaches now."""
-        kind = self._limits.on_loss.kind
+        """Return the deadline by the reservation as it is now."""
+        kind = self._timeouts.on_loss.kind
         if kind is LossKind.WARN:
             return Deadline(term_at_s=math.inf, kill_at_s=math.inf)
         # The clock first: a pause between the two makes the deadline earlier, never later.
         now_s = self._clock.boottime_s()
-        end_s = now_s + self._tenure.remaining().total_seconds()
-        lost_s = end_s - self._limits.belief_s
+        end_s = now_s + self._handle.remaining().total_seconds()
+        lost_s = end_s - self._timeouts.stop_margin_s
         if kind is LossKind.KILL:
             return Deadline(term_at_s=math.inf, kill_at_s=lost_s)
-        kill_at_s = end_s - self._limits.kill_margin_s
+        kill_at_s = end_s - self._timeouts.kill_margin_s
         return Deadline(
             term_at_s=min(lost_s + _GUARD_LATER_S, kill_at_s - _GUARD_LATER_S), kill_at_s=kill_at_s
         )
 
     def _end_hook(self) -> None:
-        """The command of the loss may take until the lease is over."""
+        """End the command that was started on the loss, at the end of the lease at the latest."""
         if self._hook is None:
             return
-        left_s = self._tenure.remaining().total_seconds()
+        left_s = self._handle.remaining().total_seconds()
         with suppress(subprocess.TimeoutExpired):
             self._hook.wait(max(left_s, 0.0))
         with suppress(ProcessLookupError):

@@ -1,29 +1,24 @@
-"""What is made of a run that has ended: the outcome for the log, and the verdict.
+"""How the wrapper of a command ends: the exit code, its reason, and the outcome for the log.
 
-Whether the program of a command is here to be executed, and what to say if it is not.
-
-Guarantees: looked for as the guard will do it, and without running anything. What passes may still
-fail to start: its interpreter may be missing.
-
-How the wrapper of a command ends: the exit code, and the reason for people and programs.
+Also: what a wrapper is to run (``CommandPlan``), the environment of the command, and whether its
+program can be executed here. That is checked as the guard will search for it, without running
+anything; it may still fail to start, for example if its interpreter is missing.
 
 ====  ================================================================
 code  meaning
 ====  ================================================================
 n     the command's own; 128 and the number if a signal ended it
-0     held by somebody else, or done, and ``skip`` was asked for
+0     held by another process, or done, and ``skip`` was asked for
 64    the wrapper was called wrongly
-69    the store can not be reached: nothing was run
-75    held by somebody else
-79    the reservation was lost, or given away: the command was stopped
+69    the store cannot be reached: nothing was run
+75    held by another process
+79    the reservation was lost, or handed over: the command was stopped
 80    the run of this occurrence is done
 81    the job is paused
 124   the command ended with 0 after it was stopped by the time-out
-126   the command can not be executed
+126   the command cannot be executed
 127   there is no such command
 ====  ================================================================
-
-What a wrapper is to run, under which name, and how; and what the command is told of it.
 """
 
 from __future__ import annotations
@@ -53,7 +48,7 @@ if TYPE_CHECKING:
 
 
 class IfHeld(Enum):
-    """What is done if somebody else has the job."""
+    """What to do if another process has the job."""
 
     SKIP = "skip"  # nothing, and that is fine
     WAIT = "wait"
@@ -62,27 +57,27 @@ class IfHeld(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandPlan:
-    """What is to be run, and how.
+    """What to run, and how.
 
     Attributes:
         job: the name that is reserved.
         command: the program and its arguments.
         store: the URL of the store.
         lease: of the reservation.
-        limits: of each run.
-        if_held: what to do if somebody else has it; ``wait`` is how long, None for ever.
-        held_exit: the exit code if it is held, or done, in place of the usual one.
-        occurrence: the run of this moment is reserved; None: any run.
+        timeouts: of each run.
+        if_held: what to do if another process has it; ``wait`` is how long, None without limit.
+        held_exit: the exit code if it is held or done, in place of the usual one.
+        occurrence: the run of this time is reserved; None: any run.
         schedule: the text of the schedule, for the log.
-        policy: of crashes and retries.
-        standby: wait for the job for ever, and again after it was lost.
+        policy: for crashes and retries.
+        standby: wait for the job without limit, and again after it was lost.
     """
 
     job: str
     command: Sequence[str]
     store: str
     lease: timedelta
-    limits: CommandTimeouts
+    timeouts: CommandTimeouts
     if_held: IfHeld = IfHeld.SKIP
     wait: timedelta | None = None
     held_exit: int | None = None
@@ -92,11 +87,7 @@ class CommandPlan:
     standby: bool = False
 
     def wish(self) -> Wish:
-        """What is reserved.
-
-        Raises:
-            InvalidName, InvalidDuration: with what is wrong and what to write.
-        """
+        """Return what to reserve."""
         return Wish.of(
             (self.job,),
             lease=self.lease,
@@ -109,7 +100,7 @@ class CommandPlan:
 def environment(
     *, job: str, token: int, lease_id: str, occurrence: datetime | None, attempt: int
 ) -> Mapping[str, str]:
-    """What a command finds in its environment; the guard adds ``LEASEHOLD_DEADLINE_FD``."""
+    """Return the environment of a command; the guard adds ``LEASEHOLD_DEADLINE_FD``."""
     moment = "" if occurrence is None else occurrence.astimezone(UTC).isoformat()
     return {
         **guard.environment(),
@@ -122,16 +113,16 @@ def environment(
     }
 
 
-def code_of(program: str) -> int:
-    """0 if it can be executed, else the exit code that a shell would have for it."""
+def exec_error_code(program: str) -> int:
+    """Return 0 if it can be executed, otherwise the exit code that a shell would use."""
     there = [path for path in _paths(program) if os.access(path, os.F_OK)]
     if any(os.access(path, os.X_OK) and not Path(path).is_dir() for path in there):
         return 0
     return EXIT_NOT_EXECUTABLE if there else EXIT_NOT_FOUND
 
 
-def why_not(program: str, code: int) -> str:
-    """What to say of one that could not be executed, with the exit code ``code``."""
+def exec_error_text(program: str, code: int) -> str:
+    """Explain why it could not be executed, with the exit code ``code``."""
     name = f"{program!r} (looked for from {Path.cwd()})"
     if code != EXIT_NOT_FOUND:
         return f"{name} can not be executed: see its permissions and its first line"
@@ -147,7 +138,7 @@ def _paths(program: str) -> list[str]:
 
 
 class ExitCode(IntEnum):
-    """The codes that are the wrapper's own; those below 79 are known from ``sysexits.h``."""
+    """The wrapper's own exit codes; those below 79 are from ``sysexits.h``."""
 
     OK = 0
     USAGE = 64
@@ -161,7 +152,7 @@ class ExitCode(IntEnum):
 class ExitReason(Enum):
     """Why the wrapper ended."""
 
-    ENDED = "ended"  # the command, by itself
+    ENDED = "ended"  # the command, on its own
     TIMED_OUT = "timed out"
     NOT_EXECUTED = "not executed"
     HELD = "held"
@@ -181,7 +172,7 @@ class ExitStatus:
     Attributes:
         reason: why.
         code: the exit code.
-        message: for people; empty if there is nothing to say.
+        message: human-readable; empty if there is nothing to report.
         token: the epoch of the last reservation; 0 if there was none.
         occurrence: whose run it was.
         attempt: how many times the command was started.
@@ -195,7 +186,7 @@ class ExitStatus:
     attempt: int = 0
 
     def line(self, job: str) -> str:
-        """One JSON object for programs."""
+        """Return the status as one JSON object."""
         return json.dumps(
             {
                 "job": job,
@@ -217,54 +208,54 @@ LEFT_BEHIND = (
 )
 
 
-def unable(plan: CommandPlan) -> ExitStatus | None:
-    """What to say if the command is not here: then nothing is to be reserved for it."""
+def not_executable(plan: CommandPlan) -> ExitStatus | None:
+    """Return the status if the command cannot be executed here: nothing is reserved then."""
     program = plan.command[0]
-    code = code_of(program)
+    code = exec_error_code(program)
     return _not_executed(repr(plan.job), program, code) if code else None
 
 
-def lost_run(job: str, ended: CommandEnd, kind: LossKind) -> tuple[Outcome, ExitStatus]:
-    """Of a run whose reservation was lost meanwhile."""
+def status_of_loss(job: str, ended: CommandEnd, kind: LossKind) -> tuple[Outcome, ExitStatus]:
+    """Return the status of a run whose reservation was lost."""
     warned = kind is LossKind.WARN
     done = "has ended since" if warned else ("was killed" if ended.killed else "was stopped")
-    verdict = ExitStatus(
+    status = ExitStatus(
         reason=ExitReason.LOST,
         code=ended.exit_code if warned else ExitCode.LOST,
         message=f"{job} was lost ({ended.lost}): the command {done} (exit code {ended.exit_code})",
     )
-    return Outcome.LOST, verdict
+    return Outcome.LOST, status
 
 
-def ended_run(ended: CommandEnd, plan: CommandPlan) -> tuple[Outcome, ExitStatus]:
-    """Of a run that was reserved to its end."""
+def status_of_end(ended: CommandEnd, plan: CommandPlan) -> tuple[Outcome, ExitStatus]:
+    """Return the status of a run that was reserved to its end."""
     job, code = repr(plan.job), ended.exit_code
     if ended.timed_out:
         how = "killed" if ended.killed else "stopped"
-        message = f"{job} took longer than {plan.limits.timeout_s:g} s: the command was {how}"
-        failed = code or _TIMED_OUT  # it was not done, whatever it says
+        message = f"{job} took longer than {plan.timeouts.timeout_s:g} s: the command was {how}"
+        failed = code or _TIMED_OUT  # it did not finish, whatever its exit code
         return Outcome.FAILED, ExitStatus(reason=ExitReason.TIMED_OUT, code=failed, message=message)
     if not ended.executed:
-        # Nothing has happened: the occurrence is left to a node that has the command.
+        # Nothing was run: the occurrence is left to a node that has the command.
         return Outcome.HANDED_OVER, _not_executed(job, plan.command[0], code)
     if code == 0:
         return Outcome.OK, ExitStatus(reason=ExitReason.ENDED, code=0)
     if ended.stopped_by is not None:
         return Outcome.KILLED, ExitStatus(
-            reason=ExitReason.STOPPED, code=code, message=what_happened(ended)
+            reason=ExitReason.STOPPED, code=code, message=failure_text(ended)
         )
     return Outcome.FAILED, ExitStatus(
-        reason=ExitReason.ENDED, code=code, message=what_happened(ended)
+        reason=ExitReason.ENDED, code=code, message=failure_text(ended)
     )
 
 
 def _not_executed(job: str, program: str, code: int) -> ExitStatus:
-    message = f"{job}: nothing was run: {why_not(program, code)}"
+    message = f"{job}: nothing was run: {exec_error_text(program, code)}"
     return ExitStatus(reason=ExitReason.NOT_EXECUTED, code=code, message=message)
 
 
-def what_happened(ended: CommandEnd) -> str:
-    """In words, of a run that did not succeed."""
+def failure_text(ended: CommandEnd) -> str:
+    """Describe a run that did not succeed."""
     if ended.timed_out:
         return "the command took too long"
     if ended.exit_code > SIGNALLED:

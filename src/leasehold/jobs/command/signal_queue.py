@@ -1,7 +1,7 @@
-"""Signals and words of other threads, for one who polls.
+"""``SignalQueue``: signals, and wake-ups from other threads, for a thread that polls.
 
-Guarantees: no signal is forgotten, and none ends the process by itself. A signal that was ignored
-when the program began stays ignored (``nohup``).
+Guarantees: no signal is lost, and none ends the process. A signal that was ignored when the program
+began stays ignored (``nohup``).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _READ_BYTES = 4096
-STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-_PASSED_ON = (
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+_FORWARDED = (
     signal.SIGUSR1,
     signal.SIGUSR2,
     signal.SIGWINCH,
@@ -27,35 +27,33 @@ _PASSED_ON = (
 
 
 class StopRequested(Exception):
-    """A signal has asked the program to end, while it waits."""
+    """A signal has asked the program to end while it was waiting."""
 
     def __init__(self, number: int) -> None:
-        """``number`` of the signal."""
         super().__init__(signal.Signals(number).name)
         self.number = number
 
 
 class SignalQueue:
-    """Rings for signals and for ``ring``; ``descriptor`` can be read then."""
+    """Queues signals; ``descriptor`` is readable after a signal or a ``wake``."""
 
     def __init__(self) -> None:
-        """Hear nothing yet: ``hearing`` does."""
-        self._on_stop: Callable[[int], None] = _nobody
-        self.descriptor, self._rope = os.pipe()
-        for each in (self.descriptor, self._rope):
+        self._on_stop: Callable[[int], None] = _ignore
+        self.descriptor, self._wake_fd = os.pipe()
+        for each in (self.descriptor, self._wake_fd):
             os.set_blocking(each, False)
-        self._heard: deque[int] = deque()
+        self._received: deque[int] = deque()
 
     @contextmanager
-    def hearing(self) -> Iterator[None]:
-        """Hear signals in this block. Only the main thread may do so."""
+    def installed(self) -> Iterator[None]:
+        """Handle signals in this block. Only in the main thread."""
         before = {
             number: signal.getsignal(number)
-            for number in (*STOPS, *_PASSED_ON)
+            for number in (*STOP_SIGNALS, *_FORWARDED)
             if signal.getsignal(number) is not signal.SIG_IGN
         }
         for number in before:
-            signal.signal(number, self._hear)
+            signal.signal(number, self._on_signal)
         try:
             yield
         finally:
@@ -64,56 +62,52 @@ class SignalQueue:
 
     @contextmanager
     def on_stop(self, call: Callable[[int], None]) -> Iterator[None]:
-        """In this block each signal of ``STOPS`` is told to ``call``, more than once perhaps.
+        """Call ``call`` with each signal of ``STOP_SIGNALS`` in this block, perhaps more than once.
 
-        It is told in the handler, so ``call`` must return at once. One that came before the block,
-        and that nobody has looked at yet, is told as well.
+        It is called in the signal handler, so it must not block. It is also called for a signal
+        that came before the block and was not taken yet.
         """
         self._on_stop = call
-        for number in list(self._heard):
-            if number in STOPS:
+        for number in list(self._received):
+            if number in STOP_SIGNALS:
                 call(number)
         try:
             yield
         finally:
-            self._on_stop = _nobody
+            self._on_stop = _ignore
 
     def check(self) -> None:
-        """Forget all signals but one that asks for the end.
-
-        Raises:
-            Stopped: there was one since the last look.
-        """
-        for number in self.heard():
-            if number in STOPS:
+        """Drop all queued signals; raise ``StopRequested`` if one of them asks for the end."""
+        for number in self.take():
+            if number in STOP_SIGNALS:
                 raise StopRequested(number)
 
-    def ring(self) -> None:
-        """Wake the one who polls; from any thread."""
-        with suppress(BlockingIOError, OSError):  # it rings already, or nobody listens any more
-            os.write(self._rope, b"\0")
+    def wake(self) -> None:
+        """Wake the thread that polls; from any thread."""
+        with suppress(BlockingIOError, OSError):  # it is readable already, or closed
+            os.write(self._wake_fd, b"\0")
 
-    def heard(self) -> list[int]:
-        """The signals since the last call, in order."""
+    def take(self) -> list[int]:
+        """Return the signals since the last call, in order."""
         with suppress(BlockingIOError):
             os.read(self.descriptor, _READ_BYTES)
         found = []
-        while self._heard:
-            found.append(self._heard.popleft())
+        while self._received:
+            found.append(self._received.popleft())
         return found
 
     def close(self) -> None:
-        """Give back the pipe."""
+        """Close the pipe."""
         os.close(self.descriptor)
-        rope, self._rope = self._rope, -1
-        os.close(rope)
+        wake_fd, self._wake_fd = self._wake_fd, -1
+        os.close(wake_fd)
 
-    def _hear(self, number: int, _frame: object) -> None:
-        self._heard.append(number)
-        self.ring()
-        if number in STOPS:
+    def _on_signal(self, number: int, _frame: object) -> None:
+        self._received.append(number)
+        self.wake()
+        if number in STOP_SIGNALS:
             self._on_stop(number)
 
 
-def _nobody(_number: int) -> None:
-    """Nobody wants to be told at once."""
+def _ignore(_number: int) -> None:
+    """Do nothing: outside of ``on_stop`` signals are only queued."""

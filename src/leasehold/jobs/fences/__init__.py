@@ -1,23 +1,23 @@
-"""Fences for what a job writes to: a place that knows the highest token refuses all lower ones.
+"""Fences for what a job writes to: a target that knows the highest epoch rejects all lower ones.
 
-A lease alone can not stop a process that was paused for longer than it: it wakes up and goes on
-with what it was about. The place that it writes to can, if it compares the job's fencing token (the
-epoch of its reservation) with the highest one it has seen. These two do:
+A lease alone cannot stop a process that was paused for longer than the lease: it resumes in the
+middle of its work. The target of its writes can, if it compares the job's fencing token (the epoch
+of its reservation) with the highest one it has seen. These two do:
 
 ===============  =========================================================================
 ``FencedTable``  transactions in PostgreSQL (needs ``pip install 'leasehold[postgres]'``)
 ``FencedPath``   a file that is replaced as a whole
 ===============  =========================================================================
 
-``docs/fencing.md`` says how to do the same with anything else.
+``docs/fencing.md`` shows how to do this with other targets.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from leasehold.jobs.fences.epoch import HasEpoch
 from leasehold.jobs.fences.path import FencedPath
-from leasehold.jobs.fences.token import HasEpoch
 
 if TYPE_CHECKING:
     from leasehold.jobs.fences.table import FencedTable

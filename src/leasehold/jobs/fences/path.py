@@ -1,15 +1,15 @@
 """A file that is replaced as a whole, and only by the current holder of a job.
 
-Beside it are two more files: ``.NAME.fence`` has the highest token that was shown; ``.NAME.lock``
+Beside it are two more files: ``.NAME.fence`` has the highest token so far; ``.NAME.lock``
 is locked (``flock``) while that is compared and while the file is replaced.
 
-- A reader sees the file of before or the new one, whole, at any moment and after any crash.
+- A reader sees the old file or the new one, complete, at any time and after any crash.
 - The token is raised, and synced, before the block begins. It is compared again under the lock when
-  the block has ended: a writer that slept meanwhile is refused, however far it was.
-- While a block runs nothing is locked, so nobody waits for a writer that stands still in it.
+  the block has ended: a writer that was paused in between is rejected.
+- While a block runs nothing is locked, so no process waits for a writer that is paused in it.
 
-What the block writes goes to a draft beside the file. A draft that a killed process has left is
-removed by the next writer.
+The block writes to a draft beside the file. A draft that a killed process has left is removed by
+the next writer.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from typing import TYPE_CHECKING, BinaryIO, TextIO
 
 from leasehold.clock import SystemClock, host_name, new_suffix, system_random
 from leasehold.errors import DataDamaged, JobHeld, UsageError
-from leasehold.jobs.fences.token import refusal, token_of
+from leasehold.jobs.fences.epoch import epoch_number, fenced_write
 from leasehold.names import seconds_of
 from leasehold.stores.sqlite.database import LockWait
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from leasehold.jobs.fences.token import HasEpoch
+    from leasehold.jobs.fences.epoch import HasEpoch
 
-_PATIENCE = timedelta(seconds=30)
-_LONGEST_S = 3600.0
+_LOCK_TIMEOUT = timedelta(seconds=30)
+_MAX_LOCK_TIMEOUT_S = 3600.0
 _DRAFT = ".draft"
 _NEW_FILE = 0o666  # less what the umask takes away
 
@@ -46,14 +46,16 @@ _NEW_FILE = 0o666  # less what the umask takes away
 class FencedPath:
     """One file. Any number of processes and threads may replace it; the highest token wins.
 
-    Its mode is kept, and its owner where the process may set it; a new file has what the umask
-    leaves. Symbolic links are followed, hard links are cut. What is there and is no regular file
-    is refused. The file system must have locks that work (``flock``) and a rename that is one
-    step: all local ones do.
+    Its mode is kept, and its owner where the process may set it; a new file gets the mode that the
+    umask leaves. Symbolic links are followed, hard links are cut. Anything but a regular file is
+    rejected. The file system must have working locks (``flock``) and an atomic rename, as all
+    local ones do.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, patience: timedelta = _PATIENCE) -> None:
-        """``patience``: how long to wait for another process that replaces it right now.
+    def __init__(
+        self, path: str | os.PathLike[str], *, patience: timedelta = _LOCK_TIMEOUT
+    ) -> None:
+        """``patience`` is how long to wait for another process that is replacing the file.
 
         Raises:
             InvalidDuration: it is longer than an hour.
@@ -61,31 +63,33 @@ class FencedPath:
         self.path = Path(os.path.realpath(path))
         self._fence = self.path.with_name(f".{self.path.name}.fence")
         self._lock = self.path.with_name(f".{self.path.name}.lock")
-        self._patience_s = seconds_of(patience, what="patience", min_s=0.0, max_s=_LONGEST_S)
+        self._lock_timeout_s = seconds_of(
+            patience, what="patience", min_s=0.0, max_s=_MAX_LOCK_TIMEOUT_S
+        )
 
     @contextmanager
     def replace(self, token: int | HasEpoch) -> Iterator[BinaryIO]:
-        """Write the new content in the block; at its end it takes the place of the old, durably.
+        """Write the new content in the block; at its end it replaces the old one durably.
 
         An error in the block leaves the file as it was.
 
         Raises:
-            FencedWrite: a higher token was shown, before or during the block. Nothing was changed.
+            FencedWrite: a higher token was seen, before or during the block. Nothing was changed.
             JobHeld: another process has been replacing it for longer than the patience.
-            DataDamaged: the file with the highest token can not be read.
-            OSError: the directory can not be written to, the disk is full, and the like.
-            UsageError: the token is none, the path is a directory, a device or the like, or the
+            DataDamaged: the file with the highest token cannot be read.
+            OSError: the directory cannot be written to, the disk is full, and the like.
+            UsageError: the token is not valid, the path is not that of a regular file, or the
                 block closed the file.
         """
-        number = token_of(token)
+        number = epoch_number(token)
         self._check_kind()
         with ExitStack() as last:
             with self._locked(number):
-                self._sweep()
-                self._show(number)
+                self._remove_stale_drafts()
+                self._raise_epoch(number)
                 draft = self._new_draft()
-                last.callback(_removed, draft)
-                file = last.enter_context(_held(draft, mode=self._mode()))
+                last.callback(_remove, draft)
+                file = last.enter_context(_locked_draft(draft, mode=self._mode()))
             yield file
             if file.closed:
                 raise UsageError(
@@ -94,14 +98,14 @@ class FencedPath:
                 )
             self._finish(file)
             with self._locked(number):
-                self._show(number)
+                self._raise_epoch(number)
                 self._check_kind()
                 draft.replace(self.path)
                 _sync_directory(self.path.parent)
 
     @contextmanager
     def replace_text(self, token: int | HasEpoch, *, encoding: str = "utf-8") -> Iterator[TextIO]:
-        """The same for text; see ``replace``."""
+        """Write the new content as text; see ``replace``."""
         with self.replace(token) as file:
             text = io.TextIOWrapper(file, encoding=encoding, newline="")
             try:
@@ -113,10 +117,10 @@ class FencedPath:
                     text.detach()
 
     def seen(self) -> int:
-        """The highest token that was shown; 0 if there was none.
+        """Return the highest token so far; 0 if there was none.
 
         Raises:
-            DataDamaged: the file that it is in can not be read.
+            DataDamaged: the file that it is in cannot be read.
         """
         try:
             found = json.loads(self._fence.read_bytes())["token"]
@@ -133,58 +137,50 @@ class FencedPath:
         return found
 
     def _check_kind(self) -> None:
-        """A rename would put a plain file in the place of a device or a pipe, for all who use it.
-
-        Raises:
-            UsageError: there is something that is no regular file.
-        """
+        """Reject anything but a regular file: a rename would replace a device or a pipe."""
         try:
             mode = self.path.stat().st_mode
         except FileNotFoundError:
             return
         if not stat.S_ISREG(mode):
             raise UsageError(
-                f"{self.path} is {_kind(mode)}, and only a regular file can be replaced: give the "
-                "path of a file, or of one that does not exist yet"
+                f"{self.path} is {_kind_of(mode)}, and only a regular file can be replaced: give "
+                "the path of a file, or of one that does not exist yet"
             )
 
     # ------------------------------------------------------------ steps, under the lock
 
-    def _show(self, number: int) -> None:
-        """Make the token the highest one.
-
-        Raises:
-            FencedWrite: there is a higher one.
-        """
+    def _raise_epoch(self, number: int) -> None:
+        """Make the token the highest one, unless there is a higher one."""
         seen = self.seen()
         if seen > number:
-            raise refusal(
+            raise fenced_write(
                 f"the new content of {self.path}",
                 token=number,
                 seen=seen,
                 key=str(self.path),
-                made_anew=f"delete {self._fence}",
+                if_recreated=f"delete {self._fence}",
             )
         if seen < number:
             draft = self._new_draft()
             try:
-                with _held(draft) as file:
+                with _locked_draft(draft) as file:
                     file.write(json.dumps({"token": number}).encode() + b"\n")
                     file.flush()
                     os.fsync(file.fileno())
                     draft.replace(self._fence)
             except BaseException:
-                _removed(draft)
+                _remove(draft)
                 raise
-            # Before anything is written under it: after a power cut it must not be forgotten.
+            # Before anything is written under it: it must survive a power failure.
             _sync_directory(self.path.parent)
 
     def _new_draft(self) -> Path:
         return self.path.with_name(f".{self.path.name}.{new_suffix()}{_DRAFT}")
 
-    def _sweep(self) -> None:
-        """Remove drafts whose process has gone: the lock on them went with it."""
-        # The suffix has no dot: what has one is a draft of another file, such as NAME.bak.
+    def _remove_stale_drafts(self) -> None:
+        """Remove drafts whose process has ended, and with it the lock on them."""
+        # The suffix has no dot: a name with one is a draft of another file, such as NAME.bak.
         mine = re.compile(rf"\.{re.escape(self.path.name)}\.[0-9a-f]+{re.escape(_DRAFT)}")
         for draft in self.path.parent.iterdir():
             if not mine.fullmatch(draft.name):
@@ -194,14 +190,14 @@ class FencedPath:
                 draft.unlink()
 
     def _mode(self) -> int:
-        """For the draft: nobody may read it who may not read the file that it will be."""
+        """Return the mode for the draft: as readable as the file that it replaces, and no more."""
         try:
             return stat.S_IMODE(self.path.stat().st_mode)
         except FileNotFoundError:
             return _NEW_FILE
 
     def _finish(self, file: BinaryIO) -> None:
-        """All bytes on the disk, with the mode of the file that is there now."""
+        """Sync the draft, with the mode and owner of the current file."""
         file.flush()
         with suppress(FileNotFoundError):
             found = self.path.stat()
@@ -212,20 +208,20 @@ class FencedPath:
 
     @contextmanager
     def _locked(self, number: int) -> Iterator[None]:
-        """Nobody else compares or replaces. The kernel lets go when the process ends.
+        """Hold the lock, so that no other process compares or replaces.
 
-        It is let go by a call, not by closing the file: a process that was forked meanwhile has
-        the file open too.
+        The kernel releases it when the process ends. It is released by a call, not by closing the
+        file: a process that was forked in the meantime has the file open too.
         """
         stopwatch, never = SystemClock().boottime_s, threading.Event()
-        patience = LockWait(self._patience_s, rng=system_random(), stopwatch=stopwatch)
+        lock_wait = LockWait(self._lock_timeout_s, rng=system_random(), stopwatch=stopwatch)
         with self._lock.open("a+b") as lock:
             while True:
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
                 except BlockingIOError:
-                    if not patience.pause(never):
+                    if not lock_wait.pause(never):
                         raise self._busy(lock) from None
             try:
                 lock.truncate(0)
@@ -240,8 +236,8 @@ class FencedPath:
         token, _, who = lock.read(200).decode(errors="replace").strip().partition(" ")
         who = who or "another process"
         return JobHeld(
-            f"{who} has been replacing {self.path} for {self._patience_s:g} s or more: if it is "
-            "stopped, end it, and the lock is gone with it; if its disk is slow, wait longer",
+            f"{who} has been replacing {self.path} for {self._lock_timeout_s:g} s or more: if it "
+            "is stopped, end it, and the lock is gone with it; if its disk is slow, wait longer",
             holder=who,
             epoch=int(token) if token.isdecimal() else 0,
             ends_in_s=0.0,
@@ -249,19 +245,19 @@ class FencedPath:
 
 
 @contextmanager
-def _held(draft: Path, *, mode: int = _NEW_FILE) -> Iterator[BinaryIO]:
-    """A new file, locked for as long as it is open: so it is known whose process has gone."""
+def _locked_draft(draft: Path, *, mode: int = _NEW_FILE) -> Iterator[BinaryIO]:
+    """Create a draft, locked while it is open, which shows whether its process still runs."""
     handle = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, mode)
     with os.fdopen(handle, "w+b") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield file
 
 
-def _removed(draft: Path) -> None:
+def _remove(draft: Path) -> None:
     draft.unlink(missing_ok=True)
 
 
-def _kind(mode: int) -> str:
+def _kind_of(mode: int) -> str:
     if stat.S_ISDIR(mode):
         return "a directory"
     if stat.S_ISFIFO(mode):

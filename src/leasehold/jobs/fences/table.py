@@ -1,12 +1,12 @@
 """Transactions in PostgreSQL that only the current holder of a job can commit.
 
-Why it is safe: the token is raised and committed before the block begins, and compared once more
-under a lock after its last statement. Whoever raises it waits for those that have compared and not
-yet committed. So all that an older token wrote is committed before a newer block begins, and what
-is not committed by then never is: also a transaction that was begun long before, and slept.
+Why it is safe: the token is raised and committed before the block begins, and compared again under
+a lock after its last statement. Raising it waits for those that have compared and not yet
+committed. So everything that an older token wrote is committed before a newer block begins; what is
+not committed by then never is, not even by a transaction that was paused since long before.
 
-While a block runs nothing is locked on our behalf, so nobody waits for a process that stands still
-in it. One that stands still between the last check and the commit is ended by the server after 5 s.
+While a block runs Leasehold locks nothing, so no process waits for one that is paused in it. One
+that is paused between the last check and the commit is ended by the server after 5 s.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
 from leasehold.errors import StoreUnusable, UsageError
-from leasehold.jobs.fences.token import refusal, token_of
+from leasehold.jobs.fences.epoch import epoch_number, fenced_write
 from leasehold.names import job_key
 from leasehold.stores.blocking import named_queries
 from leasehold.stores.blocking_postgres import translated
 from leasehold.stores.postgres.address import DatabaseAddress
-from leasehold.stores.postgres.driver_errors import explained
+from leasehold.stores.postgres.driver_errors import to_store_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from types import TracebackType
     from typing import Self
 
-    from leasehold.jobs.fences.token import HasEpoch
+    from leasehold.jobs.fences.epoch import HasEpoch
 
 Connection = psycopg.Connection[Any]
 
@@ -51,26 +51,25 @@ class _StaleEpoch(Exception):
     """A higher token was seen."""
 
     def __init__(self, seen: int) -> None:
-        """Keep it."""
         super().__init__(seen)
         self.seen = seen
 
 
 class FencedTable:
-    """Fenced transactions of one job in one database. One block at a time; any thread may ask.
+    """Fenced transactions of one job in one database. One block at a time, from any thread.
 
-    The schema ``leasehold_fence`` is made on first use. A connection that was given stays open; one
-    of our own is closed by ``close``, or at the end of a ``with`` block.
+    The schema ``leasehold_fence`` is created on first use. A connection that was passed in stays
+    open; its own is closed by ``close``, or at the end of a ``with`` block.
     """
 
     def __init__(self, database: str | Connection, job: str) -> None:
-        """``database``: a URL as libpq knows it, or a connection that nobody else uses meanwhile.
+        """``database`` is a libpq URL, or a connection that is not used elsewhere meanwhile.
 
-        ``job`` is what the tokens are of: the same name for all that write under one reservation.
+        ``job`` names whose tokens these are: the same name for all writers under one reservation.
 
         Raises:
-            InvalidName: the job is no name.
-            InvalidUrl: the URL can not be read.
+            InvalidName: the job is not a valid name.
+            InvalidUrl: the URL cannot be read.
             UsageError: it is neither a URL nor a connection that blocks.
         """
         given: object = database
@@ -81,64 +80,64 @@ class FencedTable:
             )
         self.job = job
         self.key = job_key(job)
-        self._ours = isinstance(database, str)
+        self._owns_connection = isinstance(database, str)
         self._connection = None if isinstance(database, str) else database
         url = database if isinstance(database, str) else database.info.dsn
         self._address = DatabaseAddress.of(url)
-        self._turn = threading.RLock()
+        self._lock = threading.RLock()
 
     @contextmanager
     def fenced(self, token: int | HasEpoch) -> Iterator[psycopg.Cursor[Any]]:
-        """One transaction, committed at the end of the block if no higher token was seen by then.
+        """Run one transaction; it commits at the end of the block if no higher token was seen.
 
         An error in the block rolls it back and is raised as it is. So are errors of the driver
         when it commits: if the connection breaks there, the outcome is unknown.
 
         Raises:
-            FencedWrite: a higher token was seen; nothing was committed. It is counted.
-            StoreUnavailable, StoreUnusable: the database does not answer, or can not serve.
-            UsageError: the token is none; the connection is in a transaction already; the block has
-                ended the transaction by itself, or has gone on after a statement that failed.
+            FencedWrite: a higher token was seen; nothing was committed. The store counts it.
+            StoreUnavailable, StoreUnusable: the database does not answer, or cannot serve.
+            UsageError: the token is not valid; the connection is in a transaction already; the
+                block has ended the transaction, or continued after a statement that failed.
         """
-        number = token_of(token)
-        with self._turn:
+        number = epoch_number(token)
+        with self._lock:
             connection = self._idle()
             try:
                 self._raise_to(connection, number)
                 with self._block(connection, number) as cursor:
                     yield cursor
             except _StaleEpoch as higher:
-                self._ask(connection, "count_refusal")
-                raise refusal(
+                self._query(connection, "count_refusal")
+                raise fenced_write(
                     f"the transaction for {self.job!r} at {self._address.where}",
                     token=number,
                     seen=higher.seen,
                     key=self.key,
-                    made_anew="delete its row in leasehold_fence.fence",
+                    if_recreated="delete its row in leasehold_fence.fence",
                 ) from None
 
     def seen(self) -> int:
-        """The highest token that was shown; 0 if there was none.
+        """Return the highest token so far; 0 if there was none.
 
         Raises:
-            StoreUnavailable, StoreUnusable: the database does not answer, or can not serve.
+            StoreUnavailable, StoreUnusable: the database does not answer, or cannot serve.
         """
-        with self._turn:
-            return self._ask(self._idle(), "seen")
+        with self._lock:
+            return self._query(self._idle(), "seen")
 
     def refused(self) -> int:
-        """How many transactions were refused for an old token, ever.
+        """Return how many transactions were ever rejected for an old token.
 
         Raises:
-            StoreUnavailable, StoreUnusable: the database does not answer, or can not serve.
+            StoreUnavailable, StoreUnusable: the database does not answer, or cannot serve.
         """
-        with self._turn:
-            return self._ask(self._idle(), "refusals")
+        with self._lock:
+            return self._query(self._idle(), "refusals")
 
     def close(self) -> None:
-        """Close the connection if it is ours. Again is harmless; the next block opens a new one."""
-        with self._turn:
-            if self._ours and self._connection is not None:
+        """Close its own connection. Safe to call twice; the next block opens a new one."""
+        with self._lock:
+            if self._owns_connection and self._connection is not None:
                 self._connection.close()
 
     def __enter__(self) -> Self:
@@ -155,12 +154,12 @@ class FencedTable:
     # ------------------------------------------------------------ steps
 
     def _idle(self) -> Connection:
-        if self._ours and (self._connection is None or self._connection.closed):
+        if self._owns_connection and (self._connection is None or self._connection.closed):
             try:
                 self._connection = psycopg.connect(self._address.conninfo, autocommit=True)
                 self._connection.execute(_queries()["session"])
             except psycopg.Error as error:
-                raise explained(error, self._address) from error
+                raise to_store_error(error, self._address) from error
         if self._connection is None or self._connection.closed:
             raise UsageError("the connection that was given is closed: give an open one")
         if self._connection.info.transaction_status is not TransactionStatus.IDLE:
@@ -171,11 +170,11 @@ class FencedTable:
         return self._connection
 
     def _raise_to(self, connection: Connection, number: int) -> None:
-        """Show the token, for all to see, before anything is written under it."""
-        seen = self._ask(connection, "seen")
+        """Raise the stored token, and commit that, before anything is written under it."""
+        seen = self._query(connection, "seen")
         if seen < number:
-            self._ask(connection, "raise_token", token=number)
-            seen = self._ask(connection, "seen")
+            self._query(connection, "raise_token", token=number)
+            seen = self._query(connection, "seen")
         if seen > number:
             raise _StaleEpoch(seen)
 
@@ -189,8 +188,8 @@ class FencedTable:
                 self._conclude(connection)
                 self._compare(connection, number)
         except psycopg.errors.SerializationFailure:
-            # Under a snapshot a token that has risen since is seen in this way.
-            if connection.closed or (seen := self._ask(connection, "seen")) <= number:
+            # Under a snapshot, a token that was raised since shows as this error.
+            if connection.closed or (seen := self._query(connection, "seen")) <= number:
                 raise
             raise _StaleEpoch(seen) from None
 
@@ -204,7 +203,7 @@ class FencedTable:
             )
         if status is TransactionStatus.INTRANS:
             connection.execute(_queries()["concluded"])
-            if _first(connection, "still_open") == _OPEN:
+            if _first_value(connection, "still_open") == _OPEN:
                 return
         raise UsageError(
             "the block has ended its transaction by a statement of its own (commit, rollback): "
@@ -212,7 +211,7 @@ class FencedTable:
         )
 
     def _compare(self, connection: Connection, number: int) -> None:
-        seen = _first(connection, "holds", job=self.job)
+        seen = _first_value(connection, "holds", job=self.job)
         if seen is None:
             raise UsageError(
                 f"the row of {self.job!r} in leasehold_fence.fence has gone while the block ran, "
@@ -221,15 +220,15 @@ class FencedTable:
         if seen > number:
             raise _StaleEpoch(seen)
 
-    def _ask(self, connection: Connection, name: str, **values: object) -> int:
-        """A statement of its own; 0 if it has no answer. Makes the tables if there are none."""
+    def _query(self, connection: Connection, name: str, **values: object) -> int:
+        """Run one statement; 0 if it returns no row. Create the tables if there are none."""
         try:
             try:
-                return self._asked(connection, name, **values)
+                return self._query_once(connection, name, **values)
             except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
                 with connection.transaction():
                     connection.execute(_queries()["make"])
-                return self._asked(connection, name, **values)
+                return self._query_once(connection, name, **values)
         except psycopg.errors.InsufficientPrivilege as error:
             raise StoreUnusable(
                 f"the fence of {self.job!r} at {self._address.where} can not be used: "
@@ -238,15 +237,15 @@ class FencedTable:
                 "select, insert and update on its tables"
             ) from error
         except psycopg.Error as error:
-            raise explained(error, self._address) from error
+            raise to_store_error(error, self._address) from error
 
-    def _asked(self, connection: Connection, name: str, **values: object) -> int:
+    def _query_once(self, connection: Connection, name: str, **values: object) -> int:
         with connection.transaction():
-            return _first(connection, name, job=self.job, **values) or 0
+            return _first_value(connection, name, job=self.job, **values) or 0
 
 
-def _first(connection: Connection, name: str, **values: object) -> Any:
-    """The first value of the answer, whatever rows the caller's connection makes."""
+def _first_value(connection: Connection, name: str, **values: object) -> Any:
+    """Return the first value of the answer, whatever row factory the connection has."""
     with connection.cursor(row_factory=tuple_row) as cursor:
         cursor.execute(_queries()[name], values or None)
         row = cursor.fetchone() if cursor.description else None

@@ -1,6 +1,6 @@
-"""What a job is: a function, when it is to be run, and how its runs are treated.
+"""The definition of a job: a function, its schedule, and the policy of its runs.
 
-All that can be wrong with a definition is said when it is made, and not at the first run.
+A definition is checked when it is made, not at the first run.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from datetime import timedelta
     from zoneinfo import ZoneInfo
 
-_HOW = "a job is `def work()` or `def work(run)`, plain or async"
+_SIGNATURES = "a job is `def work()` or `def work(run)`, plain or async"
 
 
 class PolicyOptions(TypedDict, total=False):
-    """The single options of a policy; see ``Policy``. Choices may be given by their words."""
+    """The options of a policy, one by one; see ``Policy``. An enum may be given as its value."""
 
     on_crash: OnCrash | str
     catch_up: CatchUp | str
@@ -43,14 +43,14 @@ class Job:
     """A function under a name. It can still be called as the function that it is.
 
     Attributes:
-        name: the same on all nodes; whoever has it reserved may run it.
-        key: what is reserved.
+        name: the same on all nodes; the node that has it reserved may run it.
+        key: the key that is reserved.
         function: takes a ``Run``, or nothing.
-        takes_run: which of the two.
-        is_async: whether it is run in the event loop, or in a thread of its own.
+        takes_run: whether it takes a ``Run``.
+        is_async: whether it runs in the event loop or in its own thread.
         schedule: None for a service, which runs whenever it can be reserved.
-        policy: how its runs are treated.
-        lease: how long others wait for a node that has died; that of a worker is the shortest one.
+        policy: what to do about runs that crash, fail, overlap or are missed.
+        lease: how long others wait for a node that crashed; a worker uses the shortest of its jobs.
         on_start: whether each worker also runs it when it starts.
         restart: whether a service that has ended is run again here.
         shift: how much later than scheduled it begins.
@@ -96,9 +96,9 @@ def job(
     ``single`` are options of the policy, in place of those in ``policy``.
 
     Raises:
-        InvalidSchedule: the text can not be read, or names no moment.
+        InvalidSchedule: the text cannot be read, or names no time.
         InvalidName, InvalidDuration, InvalidOptions: with what is wrong and what to write.
-        UsageError: what is decorated can not be a job.
+        UsageError: what is decorated cannot be a job.
     """
     schedule = _schedule(cron, every, tz, dialect)
     treated = _policy(policy or Policy(), single)
@@ -107,7 +107,7 @@ def job(
             f"job {name!r} has no schedule, so it runs from the start in any case: leave on_start "
             "out, or give it cron= or every="
         )
-    LeaseTiming.of(lease=lease)  # refuses a lease that can not be
+    LeaseTiming.of(lease=lease)  # rejects a lease that is not valid
     key = job_key(name)
 
     def made(function: Callable[..., Any]) -> Job:
@@ -128,12 +128,8 @@ def job(
     return made
 
 
-def checked(jobs: Iterable[Job]) -> list[Job]:
-    """The jobs of one worker.
-
-    Raises:
-        UsageError: there is none, something is no job, or two have the same name.
-    """
+def check_jobs(jobs: Iterable[Job]) -> list[Job]:
+    """Return the jobs of one worker, checked."""
     found: dict[str, Job] = {}
     for each in jobs:
         if not isinstance(each, Job):
@@ -181,9 +177,9 @@ def _policy(policy: Policy, single: PolicyOptions) -> Policy:
 def _takes_run(function: Callable[..., Any]) -> bool:
     found: object = function
     if isinstance(found, type) or not callable(found):
-        raise UsageError(f"{function!r} is no function: {_HOW}")
+        raise UsageError(f"{function!r} is no function: {_SIGNATURES}")
     if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
-        raise UsageError(f"{function!r} yields, and nobody would take that: {_HOW}")
+        raise UsageError(f"{function!r} yields, and nobody would take that: {_SIGNATURES}")
     named = inspect.signature(function).parameters.values()
     plain = [
         each for each in named if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
@@ -194,7 +190,7 @@ def _takes_run(function: Callable[..., Any]) -> bool:
         if each.default is each.empty and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
     ]
     if len(needed) > 1 or (needed and needed[0] not in plain):
-        raise UsageError(f"{function!r} wants {len(needed)} arguments: {_HOW}")
+        raise UsageError(f"{function!r} wants {len(needed)} arguments: {_SIGNATURES}")
     return bool(plain)
 
 

@@ -1,7 +1,4 @@
-"""A job as one worker knows it: what it does with it, and what it has said of it.
-
-One reservation that is at work: its attempts, why it was told to stop, and what comes of it.
-"""
+"""The state of a job in one worker: the job itself, a plan to reserve it, and its active run."""
 
 from __future__ import annotations
 
@@ -31,11 +28,11 @@ TIMEOUT, REPLACED, STOPPED = "timeout", "replaced", "stopped"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunVerdict:
-    """What is to be told to the store of a run that has ended.
+class RunResult:
+    """What to write to the store for a run that has ended.
 
-    ``settled`` is up to where the schedule is done by it; None where the occurrence stays open, for
-    somebody else to run, or where it had none.
+    ``settled`` is the time up to which the schedule is done by it. It is None if the occurrence
+    stays open for another node, or if the run had none.
     """
 
     outcome: Outcome
@@ -44,113 +41,116 @@ class RunVerdict:
     retry: bool = False
 
 
-class JobActivity:
-    """A job that is reserved here and is run, once or, if it fails, several times."""
+class ActiveJob:
+    """A job that is reserved here and is run: once, or again if it fails."""
 
     def __init__(
         self,
         plan: ReservePlan,
         ownership: Ownership,
         *,
-        said: RunNote,
+        note: RunNote,
         began: datetime,
         began_s: float,
     ) -> None:
-        """Reserved, and not started yet."""
         self.plan = plan
         self.ownership = ownership
-        self.said = said
+        self.note = note
         self.began = began
         self.began_s = began_s
-        self.attempt = said.attempt
+        self.attempt = note.attempt
         self.tries = 0
         self.run: Run | None = None
         self.running = False
         self.cancel: Callable[[], None] | None = None
         self.reason: str | None = None
-        self.heir: str | None = None  # who is to have it next, if an operator named one
+        self.hand_over_to: str | None = None  # the holder that an operator named
         self.lost = False
         self.stuck = False
-        self.bell: anyio.Event | None = None  # rung when it is told, while somebody waits
+        self.stop_event: anyio.Event | None = (
+            None  # set by ``request_stop``, during the pause before a retry
+        )
 
     def __str__(self) -> str:
-        """For people, behind the name of the job: which occurrence, and which attempt."""
+        """Show the occurrence and the attempt, to follow the name of the job."""
         occurrence = self.plan.occurrence
-        moment = "" if occurrence is None else f", {occurrence:%Y-%m-%d %H:%M:%S} UTC"
-        return f"{moment}, attempt {self.attempt}" if self.attempt > 1 else moment
+        when = "" if occurrence is None else f", {occurrence:%Y-%m-%d %H:%M:%S} UTC"
+        return f"{when}, attempt {self.attempt}" if self.attempt > 1 else when
 
     @property
-    def seat(self) -> WorkerJob:
-        """Whose run it is."""
-        return self.plan.seat
+    def worker_job(self) -> WorkerJob:
+        """The job of this worker that it is a run of."""
+        return self.plan.worker_job
 
     @property
     def key(self) -> str:
-        """What is reserved."""
+        """The key that is reserved."""
         return self.ownership.key
 
-    def tell(self, reason: str, *, lost: bool = False) -> bool:
-        """Have it stop; False if it was told before. A loss overrules all other reasons."""
+    def request_stop(self, reason: str, *, lost: bool = False) -> bool:
+        """Ask it to stop; False if it was asked before. A loss overrules all other reasons."""
         first = self.reason is None
         if first or (lost and not self.lost):
             self.reason = reason
         self.lost |= lost
         if self.run is not None:
             self.run.tell(reason)
-        if self.bell is not None:
-            self.bell.set()
+        if self.stop_event is not None:
+            self.stop_event.set()
         if first and self.running and self.cancel is not None:
             self.cancel()
         return first
 
-    def last_words(self, verdict: RunVerdict) -> RunNote:
-        """What the log says of it in the end."""
-        said = self.said
+    def final_note(self, result: RunResult) -> RunNote:
+        """Return the note that the log keeps of it."""
+        note = self.note
         return RunNote(
-            host=said.host,
-            pid=said.pid,
-            occurrence=said.occurrence,
+            host=note.host,
+            pid=note.pid,
+            occurrence=note.occurrence,
             attempt=self.attempt,
-            schedule=said.schedule,
-            outcome=verdict.outcome,
+            schedule=note.schedule,
+            outcome=result.outcome,
             exit_code=None if self.run is None else self.run.exit_code,
-            words=verdict.words,
+            words=result.words,
         )
 
-    def verdict(self, error: BaseException | None, ended: datetime) -> RunVerdict:
-        """What comes of it, now that its function has ended."""
+    def result(self, error: BaseException | None, ended: datetime) -> RunResult:
+        """Return the result, now that its function has ended."""
         if self.lost:
-            return RunVerdict(outcome=Outcome.LOST, words=self.reason or "")
+            return RunResult(outcome=Outcome.LOST, words=self.reason or "")
         if self.reason == REPLACED:
-            return RunVerdict(outcome=Outcome.KILLED, words=REPLACED, settled=self.done(ended))
+            return RunResult(
+                outcome=Outcome.KILLED, words=REPLACED, settled=self.settled_until(ended)
+            )
         if self.reason == STOPPED and error is not None:
             return self._stopped(error, ended)
         if self.reason == TIMEOUT:
-            limit = self.seat.job.policy.timeout
-            words = "" if limit is None else f"it took longer than {limit.total_seconds():g} s"
+            timeout = self.worker_job.job.policy.timeout
+            words = "" if timeout is None else f"it took longer than {timeout.total_seconds():g} s"
             return self._failed(words, ended)
         if error is not None:
-            return self._failed(_words(error), ended)
+            return self._failed(_error_text(error), ended)
         words = self.run.words if self.run is not None else ""
-        return RunVerdict(outcome=Outcome.OK, words=words, settled=self.done(ended))
+        return RunResult(outcome=Outcome.OK, words=words, settled=self.settled_until(ended))
 
-    def _stopped(self, error: BaseException, ended: datetime) -> RunVerdict:
+    def _stopped(self, error: BaseException, ended: datetime) -> RunResult:
         if self.plan.kind is not ReserveReason.SERVICE:
-            return RunVerdict(outcome=Outcome.HANDED_OVER, words="the worker was stopped")
+            return RunResult(outcome=Outcome.HANDED_OVER, words="the worker was stopped")
         if isinstance(error, asyncio.CancelledError | LeaseLost):
-            return RunVerdict(outcome=Outcome.OK, words=STOPPED)
-        return self._failed(_words(error), ended)
+            return RunResult(outcome=Outcome.OK, words=STOPPED)
+        return self._failed(_error_text(error), ended)
 
-    def _failed(self, words: str, ended: datetime) -> RunVerdict:
-        again = self.tries <= self.seat.job.policy.retries and self.reason != STOPPED
-        # A service is released, and run again by whoever is first. What was stuck is done with.
+    def _failed(self, words: str, ended: datetime) -> RunResult:
+        again = self.tries <= self.worker_job.job.policy.retries and self.reason != STOPPED
+        # A service is released, and any node may run it again. A stuck run is not repeated.
         again = again and self.plan.kind is not ReserveReason.SERVICE and not self.stuck
-        settled = None if again else self.done(ended)
-        return RunVerdict(outcome=Outcome.FAILED, words=words, settled=settled, retry=again)
+        settled = None if again else self.settled_until(ended)
+        return RunResult(outcome=Outcome.FAILED, words=words, settled=settled, retry=again)
 
-    def done(self, ended: datetime) -> datetime | None:
-        """Up to where the schedule is done by this run; None if that is nowhere new."""
-        job, base = self.seat.job, self.plan.occurrence or self.plan.done
+    def settled_until(self, ended: datetime) -> datetime | None:
+        """Return the time up to which this run settles the schedule; None if it changes nothing."""
+        job, base = self.worker_job.job, self.plan.occurrence or self.plan.done
         if job.schedule is None or base is None:
             return None
         settled = settled_by(
@@ -164,23 +164,23 @@ class JobActivity:
         return None if settled == self.plan.done else settled
 
 
-def _words(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
 log = logging.getLogger("leasehold.jobs")
 
-_BY = " by "
+_SCHEDULE_MARKER = " by "
 _LONGEST_SCHEDULE = 200
 
 
 class ReserveReason(Enum):
     """Why a job is to be reserved."""
 
-    BIRTH = "birth"  # the schedule is new to the store: nothing is run
+    NEW_SCHEDULE = "new schedule"  # new to the store: nothing is run
     SCHEDULED = "scheduled"
     SERVICE = "service"
-    BY_HAND = "by hand"  # an operator wants a run of a job that has a schedule
+    BY_HAND = "by hand"  # an operator requested a run of a job that has a schedule
     START = "start"  # the worker has started
 
 
@@ -189,24 +189,25 @@ class WorkerJob:
     """One job of this worker.
 
     Attributes:
-        number: its place among the jobs of the worker.
-        busy: it runs here, or its end is not settled yet.
-        starts: it has still to be run because the worker has started.
-        rival: the epoch in which somebody else had it then: if that is a run, it is ours too.
+        number: its index among the jobs of the worker.
+        busy: it runs here, or its end is not written yet.
+        run_at_start: it is still to be run because the worker has started.
+        rival_epoch: the epoch under which another node had it then; a run in it counts as the
+            run at the start.
         over: a service that has ended here and is not run again.
-        barred: the store holds something else under its name, so it can not be run.
+        unusable: its key holds a position that no schedule has written, so it cannot be run.
         epoch: of its last reservation here.
-        failures: of a service, in a row.
-        not_before_s: by the clock since boot: nothing is run before.
+        failures: failed runs of a service in a row.
+        not_before_s: nothing is run before this time, by the clock since boot.
     """
 
     number: int
     job: Job
     busy: bool = False
-    starts: bool = False
-    rival: int | None = None
+    run_at_start: bool = False
+    rival_epoch: int | None = None
     over: bool = False
-    barred: bool = False
+    unusable: bool = False
     epoch: int = -1
     failures: int = 0
     not_before_s: float = 0.0
@@ -214,15 +215,15 @@ class WorkerJob:
     _ahead: datetime | None = None
     _others: set[str] = field(default_factory=set)
 
-    def signed(self, position: Position) -> Position:
-        """The mark with the schedule it was made by."""
-        offset = f"{position.offset}{_BY}{_short(self.job.words)}"
+    def with_schedule(self, position: Position) -> Position:
+        """Return the position with the schedule that it was made by."""
+        offset = f"{position.offset}{_SCHEDULE_MARKER}{_cut(self.job.words)}"
         return Position(sequence_number=position.sequence_number, offset=offset)
 
-    def compare(self, checkpoint: Checkpoint) -> None:
+    def warn_if_schedules_differ(self, checkpoint: Checkpoint) -> None:
         """Warn once if another node runs this job by another schedule."""
-        theirs = checkpoint.position.offset.partition(_BY)[2]
-        if theirs and theirs != _short(self.job.words) and theirs not in self._others:
+        theirs = checkpoint.position.offset.partition(_SCHEDULE_MARKER)[2]
+        if theirs and theirs != _cut(self.job.words) and theirs not in self._others:
             self._others.add(theirs)
             log.warning(
                 "job %s has two schedules: %r here, and %r at another node; give both the same",
@@ -231,8 +232,8 @@ class WorkerJob:
                 theirs,
             )
 
-    def note_ahead(self, done: datetime, now: datetime, tolerance: timedelta) -> None:
-        """Warn once if all is done up to a moment that is still to come."""
+    def warn_if_ahead(self, done: datetime, now: datetime, tolerance: timedelta) -> None:
+        """Warn once if the schedule is done up to a time in the future."""
         if done == self._ahead or done - now <= tolerance:
             return
         self._ahead = done
@@ -244,8 +245,8 @@ class WorkerJob:
             (done - now).total_seconds(),
         )
 
-    def note_late(self, occurrence: datetime, now: datetime, tolerance: timedelta) -> None:
-        """Warn once if nobody has run an occurrence for a while after its time."""
+    def warn_if_late(self, occurrence: datetime, now: datetime, tolerance: timedelta) -> None:
+        """Warn once if no node has run an occurrence for a while after its time."""
         if occurrence == self._late or now - occurrence - self.job.shift <= tolerance:
             return
         self._late = occurrence
@@ -259,32 +260,32 @@ class WorkerJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReservePlan:
-    """What a job is to be reserved for.
+    """Why a job is to be reserved.
 
     Attributes:
-        occurrence: the moment it is the run of.
-        done: all up to here is done, as was read.
+        occurrence: the occurrence to run.
+        done: the schedule is done up to this time, as it was read.
         again: that run was started before.
-        wish: the order of an operator that is to be taken with it.
+        run_request: the request of an operator that is taken with it.
     """
 
-    seat: WorkerJob
+    worker_job: WorkerJob
     kind: ReserveReason
     occurrence: datetime | None = None
     done: datetime | None = None
     again: bool = False
-    wish: OperatorRequest | None = None
+    run_request: OperatorRequest | None = None
 
     @property
     def key(self) -> str:
-        """What is to be reserved."""
-        return self.seat.job.key
+        """The key to reserve."""
+        return self.worker_job.job.key
 
     @property
     def due(self) -> datetime | None:
-        """When its occurrence is to be run; None if it has none."""
-        return None if self.occurrence is None else self.occurrence + self.seat.job.shift
+        """When to run its occurrence; None if it has none."""
+        return None if self.occurrence is None else self.occurrence + self.worker_job.job.shift
 
 
-def _short(words: str) -> str:
-    return words[:_LONGEST_SCHEDULE]
+def _cut(text: str) -> str:
+    return text[:_LONGEST_SCHEDULE]

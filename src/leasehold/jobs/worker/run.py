@@ -1,4 +1,4 @@
-"""What a job's function knows of its run. All methods may be called from any thread."""
+"""``Run``: what a job's function is given. All methods may be called from any thread."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ _EVENTS = threading.Lock()
 
 
 class RunReservation(Protocol):
-    """What a run stands on: the reservation of its job."""
+    """The reservation that a run needs."""
 
     def why_lost(self, key: str) -> str | None:
-        """Why the reservation holds no more; None while it does."""
+        """Return why the reservation has ended; None while it is valid."""
         ...
 
     def remaining_s(self, key: str) -> float:
-        """How long the work may go on if no renewal succeeds any more."""
+        """Return how long the work may continue if no renewal succeeds."""
         ...
 
-    def say(self, key: str) -> None:
-        """There are new words of progress; from any thread."""
+    def progress_changed(self, key: str) -> None:
+        """Have the new progress of a run written; from any thread."""
         ...
 
 
@@ -36,10 +36,10 @@ class Run:
 
     Attributes:
         name: of the job.
-        epoch: the fencing token. Show it to whatever the job writes to.
-        occurrence: the scheduled moment this is the run of; None: it was started otherwise.
+        epoch: the fencing token. Pass it to every system that the job writes to.
+        occurrence: the scheduled time that this is the run of; None: it was started otherwise.
         attempt: 1 for the first try of this occurrence.
-        words: the last progress. They end up in the log.
+        words: the last progress, kept in the log.
         exit_code: for the log, if the function ran a command; None by default.
     """
 
@@ -53,16 +53,15 @@ class Run:
         occurrence: datetime | None,
         attempt: int,
     ) -> None:
-        """A run that begins."""
         self.name = name
         self.epoch = epoch
         self.occurrence = occurrence
         self.attempt = attempt
         self.words = ""
         self.exit_code: int | None = None
-        self._ground = ground
+        self._reservation = ground
         self._key = key
-        self._told: str | None = None
+        self._stop_reason: str | None = None
         self._lost: threading.Event | None = None
 
     def __repr__(self) -> str:
@@ -71,31 +70,31 @@ class Run:
 
     @property
     def lost(self) -> threading.Event:
-        """Set when the work must stop: raise at once, as ``check`` does.
+        """Set when the work must stop. Raise an error then, as ``check`` does.
 
-        A function that returns has done its work: its occurrence would count as done.
+        A function that returns counts as successful, and its occurrence as done.
         """
-        with _EVENTS:  # made on demand: most runs never ask for it
+        with _EVENTS:  # made on demand: most runs never use it
             if self._lost is None:
                 self._lost = threading.Event()
-                if self._told is not None:
+                if self._stop_reason is not None:
                     self._lost.set()
             return self._lost
 
     @property
     def why_lost(self) -> str | None:
-        """Why the work must stop; None while it may go on."""
-        return self._told or self._ground.why_lost(self._key)
+        """Why the work must stop; None while it may continue."""
+        return self._stop_reason or self._reservation.why_lost(self._key)
 
     def remaining(self) -> timedelta:
-        """How long the work may go on if no renewal succeeds any more."""
-        return timedelta(seconds=self._ground.remaining_s(self._key))
+        """Return how long the work may continue if no renewal succeeds."""
+        return timedelta(seconds=self._reservation.remaining_s(self._key))
 
     def check(self) -> None:
-        """Return if the work may go on at this very moment.
+        """Return if the work may continue now.
 
         Raises:
-            LeaseLost: it may not, with the reason.
+            LeaseLost: the work must stop; ``reason`` says why.
         """
         why = self.why_lost
         if why is not None:
@@ -108,17 +107,17 @@ class Run:
             )
 
     def progress(self, words: str) -> None:
-        """Say how far it is: found in the log within seconds. Returns at once.
+        """Report progress, which is in the log within seconds. Does not block.
 
         Raises:
             LeaseLost: the run must stop.
         """
         self.check()
         self.words = str(words)[:LONGEST_WORDS].replace("\0", "")
-        self._ground.say(self._key)
+        self._reservation.progress_changed(self._key)
 
     def tell(self, reason: str) -> None:
-        """For the worker: the work must stop. Said once; the first reason stands."""
-        if self._told is None:
-            self._told = reason
+        """Ask the work to stop (for the worker). Only the first reason counts."""
+        if self._stop_reason is None:
+            self._stop_reason = reason
             self.lost.set()

@@ -1,18 +1,15 @@
-"""All that runs in one worker, from the reservation to the release.
+"""The runs of one worker, from the reservation to the release.
 
 Guarantees:
 
-- A function runs only while its job is reserved here, or is told to stop while there is still time.
-  Each attempt is begun only after a look at the reservation, in the same moment.
+- A function runs only while its job is reserved here, or is asked to stop while there is still
+  time. Each attempt starts directly after a check of the reservation.
 - A job is released only when its function has ended. One that does not end is *stuck*: it keeps
   its reservation, and the process has to end, since nothing else can stop a thread.
-- Runs that end together are told to the store together: one call for what is done, one for the
-  releases.
-
-Starting functions, and hearing how they end.
-
-A plain function gets a thread of its own, an async one is a task on the work side: neither can keep
-the lease side from renewing. A task can be cancelled; a thread can only be told.
+- Runs that end together are written to the store together: one call for their progress, one for
+  the releases.
+- No function can delay a renewal: a plain function gets its own thread, an async one is a task on
+  the work side. A task can be cancelled; a thread can only be asked to stop.
 """
 
 from __future__ import annotations
@@ -30,10 +27,10 @@ import anyio
 
 from leasehold.core.backoff import Backoff
 from leasehold.errors import StoreError
-from leasehold.jobs import run_log as marks_
+from leasehold.jobs import run_log
 from leasehold.jobs.holding import TRUST_OVER
 from leasehold.jobs.run_log import Outcome
-from leasehold.jobs.worker.job_state import REPLACED, STOPPED, TIMEOUT, JobActivity, RunVerdict
+from leasehold.jobs.worker.job_state import REPLACED, STOPPED, TIMEOUT, ActiveJob, RunResult
 from leasehold.jobs.worker.run import Run
 from leasehold.model import Refusal
 
@@ -55,44 +52,43 @@ Ended = "Callable[[BaseException | None], None]"
 
 
 class Launcher:
-    """Starts runs; ``bridge`` says where async functions live."""
+    """Starts runs; async functions run on the work side of ``loops``."""
 
-    def __init__(self, bridge: LoopLink) -> None:
-        """Nothing runs yet."""
-        self._bridge = bridge
+    def __init__(self, loops: LoopLink) -> None:
+        self._loops = loops
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(
         self, job: Job, run: Run, ended: Callable[[BaseException | None], None]
     ) -> Callable[[], None] | None:
-        """Begin; return what cancels it, or None if nothing can."""
+        """Start the function; return a call that cancels it, or None if nothing can."""
         given = (run,) if job.takes_run else ()
         if not job.is_async:
             thread = threading.Thread(
-                target=self._threaded,
+                target=self._run_in_thread,
                 args=(partial(job.function, *given), ended),
                 name=f"job {job.name}",
                 daemon=True,  # one that does not stop must not keep the process from ending
             )
             try:
                 thread.start()
-            except RuntimeError as error:  # there are too many: this run fails, the rest goes on
-                self._bridge.to_lease(partial(ended, error))
+            except RuntimeError as error:  # too many threads: only this run fails
+                self._loops.to_lease(partial(ended, error))
             return None
-        launch = _Launch(partial(job.function, *given), self, ended)
-        self._bridge.to_work(launch.begin)
-        return lambda: self._bridge.to_work(launch.cancel)
+        launch = _AsyncLaunch(partial(job.function, *given), self, ended)
+        self._loops.to_work(launch.begin)
+        return lambda: self._loops.to_work(launch.cancel)
 
-    def keep(self, task: asyncio.Task[None]) -> None:
-        """Hold on to a task until it ends: the loop itself does not."""
+    def hold_task(self, task: asyncio.Task[None]) -> None:
+        """Hold a reference to a task until it ends: the loop itself does not."""
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def tell(self, call: Callable[[], None]) -> None:
-        """Have it called on the lease side."""
-        self._bridge.to_lease(call)
+    def call_on_lease_side(self, call: Callable[[], None]) -> None:
+        """Call it on the lease side, from any thread."""
+        self._loops.to_lease(call)
 
-    def _threaded(
+    def _run_in_thread(
         self, function: Callable[[], object], ended: Callable[[BaseException | None], None]
     ) -> None:
         error: BaseException | None = None
@@ -100,10 +96,10 @@ class Launcher:
             function()
         except BaseException as raised:  # noqa: BLE001 - whatever ends a run is its outcome
             error = raised
-        self._bridge.to_lease(partial(ended, error))
+        self._loops.to_lease(partial(ended, error))
 
 
-class _Launch:
+class _AsyncLaunch:
     """An async function on the work side."""
 
     def __init__(
@@ -121,10 +117,10 @@ class _Launch:
 
     def begin(self) -> None:
         if self._cancelled:
-            self._launcher.tell(partial(self._ended, asyncio.CancelledError()))
+            self._launcher.call_on_lease_side(partial(self._ended, asyncio.CancelledError()))
             return
-        self._task = asyncio.get_running_loop().create_task(self._live())
-        self._launcher.keep(self._task)
+        self._task = asyncio.get_running_loop().create_task(self._await_function())
+        self._launcher.hold_task(self._task)
         self._task.add_done_callback(self._over)
 
     def cancel(self) -> None:
@@ -132,18 +128,18 @@ class _Launch:
         if self._task is not None:
             self._task.cancel()
 
-    async def _live(self) -> None:
+    async def _await_function(self) -> None:
         try:
             await self._function()  # type: ignore[misc]  # an async one, as its job says
         except SystemExit as error:
-            # A loop would end with it, and the whole worker. A KeyboardInterrupt may do that: it
+            # It would end the loop, and the whole worker. A KeyboardInterrupt may do that: it
             # comes from a person, and not from the function.
             self._exit = error
 
     def _over(self, task: asyncio.Task[None]) -> None:
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
         error = error or self._exit
-        self._launcher.tell(partial(self._ended, error))
+        self._launcher.call_on_lease_side(partial(self._ended, error))
 
 
 log = logging.getLogger("leasehold.jobs")
@@ -154,7 +150,7 @@ _PAUSES = Backoff(base_s=0.2, max_s=2.0)
 
 
 class RunningJobs:
-    """What runs here, by key. All of it belongs to the lease side."""
+    """The active jobs of this worker, by key. Used on the lease side only."""
 
     def __init__(
         self,
@@ -165,265 +161,269 @@ class RunningJobs:
         rng: random.Random,
         tasks: TaskGroup,
         stop_s: float,
-        freed: Callable[[JobActivity, RunVerdict], None],
-        stuck: Callable[[JobActivity], None],
+        on_released: Callable[[ActiveJob, RunResult], None],
+        stuck: Callable[[ActiveJob], None],
     ) -> None:
-        """Nothing runs yet. ``freed`` hears of each job that has been released here."""
-        self.active: dict[str, JobActivity] = {}
+        """``on_released`` is called with each job that was released here."""
+        self.active: dict[str, ActiveJob] = {}
         self._keyring, self._launcher = keyring, launcher
         self._clock, self._rng, self._tasks = clock, rng, tasks
-        self._freed, self._stuck, self._stop_s = freed, stuck, stop_s
-        self._finished: list[tuple[JobActivity, RunVerdict]] = []
-        self._bell = anyio.Event()
+        self._on_released, self._stuck, self._stop_s = on_released, stuck, stop_s
+        self._finished: list[tuple[ActiveJob, RunResult]] = []
+        self._wake = anyio.Event()
         self._empty = anyio.Event()
-        self._news: set[str] = set()
-        self._saying = False
+        self._progress_keys: set[str] = set()
+        self._progress_pending = False
 
     # ------------------------------------------------------------ from any thread
 
     def why_lost(self, key: str) -> str | None:
-        """See ``Ground``."""
+        """Return why the work must stop; None while it may continue."""
         if self._keyring.valid(key):
             return None
-        activity = self.active.get(key)
-        return (activity and activity.reason) or TRUST_OVER
+        active_job = self.active.get(key)
+        return (active_job and active_job.reason) or TRUST_OVER
 
     def remaining_s(self, key: str) -> float:
-        """See ``Ground``."""
+        """Return how long the work may continue if no renewal succeeds."""
         return self._keyring.remaining_s(key)
 
-    def say(self, key: str) -> None:
-        """See ``Ground``."""
-        self._launcher.tell(partial(self._heard, key))
+    def progress_changed(self, key: str) -> None:
+        """Have the new progress of a run written."""
+        self._launcher.call_on_lease_side(partial(self._progress_changed, key))
 
-    # ------------------------------------------------------------ beginning
+    # ------------------------------------------------------------ starting
 
-    def begin(self, activity: JobActivity) -> None:
-        """Run a job that is reserved here; if it is lost at this very moment, only release it."""
-        self.active[activity.key] = activity
-        activity.seat.busy = True
-        if self._may_start(activity):
-            self._start(activity)
+    def begin(self, active_job: ActiveJob) -> None:
+        """Run a job that is reserved here; if it was lost just now, only release it."""
+        self.active[active_job.key] = active_job
+        active_job.worker_job.busy = True
+        if self._may_start(active_job):
+            self._start(active_job)
         else:
-            self._finish(activity, self._given_up(activity, ""))
+            self._finish(active_job, self._abandoned(active_job, ""))
 
-    def _may_start(self, activity: JobActivity) -> bool:
-        """Whether it may be run at this moment. After a sleep the watch may not have looked yet."""
-        if activity.reason is None and not self._keyring.valid(activity.key):
-            activity.tell(TRUST_OVER, lost=True)
-        return activity.reason is None
+    def _may_start(self, active_job: ActiveJob) -> bool:
+        """Return whether it may run now: after a pause the loss may not have been noticed yet."""
+        if active_job.reason is None and not self._keyring.valid(active_job.key):
+            active_job.request_stop(TRUST_OVER, lost=True)
+        return active_job.reason is None
 
-    def _start(self, activity: JobActivity) -> None:
-        job = activity.seat.job
-        activity.tries += 1
-        activity.running = True
-        activity.run = Run(
+    def _start(self, active_job: ActiveJob) -> None:
+        job = active_job.worker_job.job
+        active_job.tries += 1
+        active_job.running = True
+        active_job.run = Run(
             self,
             name=job.name,
-            key=activity.key,
-            epoch=activity.ownership.epoch,
-            occurrence=activity.plan.occurrence,
-            attempt=activity.attempt,
+            key=active_job.key,
+            epoch=active_job.ownership.epoch,
+            occurrence=active_job.plan.occurrence,
+            attempt=active_job.attempt,
         )
-        log.info("job %s begins, epoch %d%s", job.name, activity.ownership.epoch, activity)
-        ended = partial(self._ended, activity)
-        activity.cancel = self._launcher.start(job, activity.run, ended)
+        log.info("job %s begins, epoch %d%s", job.name, active_job.ownership.epoch, active_job)
+        ended = partial(self._ended, active_job)
+        active_job.cancel = self._launcher.start(job, active_job.run, ended)
         if job.policy.timeout is not None:
             limit_s = job.policy.timeout.total_seconds()
-            self._tasks.start_soon(self._limit, activity, activity.run, limit_s)
+            self._tasks.start_soon(self._enforce_timeout, active_job, active_job.run, limit_s)
 
-    async def _limit(self, activity: JobActivity, run: Run, limit_s: float) -> None:
+    async def _enforce_timeout(self, active_job: ActiveJob, run: Run, limit_s: float) -> None:
         until_s = self._clock.boottime_s() + limit_s
         while (left_s := until_s - self._clock.boottime_s()) > 0:
             await self._clock.sleep(min(left_s, max(self._clock.slice_s, limit_s / 8)))
-            if activity.run is not run or not activity.running:
+            if active_job.run is not run or not active_job.running:
                 return
-        self.stop(activity, TIMEOUT)
+        self.stop(active_job, TIMEOUT)
 
     # ------------------------------------------------------------ stopping
 
-    def stop(self, activity: JobActivity, reason: str) -> None:
-        """Tell it to stop; what has not ended after ``stop_s`` is stuck."""
-        if activity.tell(reason) and activity.running:
-            self._tasks.start_soon(self._watch, activity, activity.run, self._stop_s)
+    def stop(self, active_job: ActiveJob, reason: str) -> None:
+        """Ask it to stop; if it has not ended after ``stop_s`` it is stuck."""
+        if active_job.request_stop(reason) and active_job.running:
+            self._tasks.start_soon(self._watch_stop, active_job, active_job.run, self._stop_s)
 
     def lose(self, key: str, reason: str) -> None:
-        """The reservation is lost: stop before anybody else is let in."""
-        activity = self.active.get(key)
-        if activity is None or activity.lost:
+        """Stop a job whose reservation is lost, before another node can have it."""
+        active_job = self.active.get(key)
+        if active_job is None or active_job.lost:
             return
-        # Others may be let in when that is over. If they may be already, it only has to be quick.
+        # Another node can have it after that time. If it can already, the stop must be quick.
         left_s = self._keyring.remaining_s(key) or _MIN_STOP_S
-        activity.tell(reason, lost=True)
-        if activity.running:
-            self._tasks.start_soon(self._watch, activity, activity.run, left_s)
+        active_job.request_stop(reason, lost=True)
+        if active_job.running:
+            self._tasks.start_soon(self._watch_stop, active_job, active_job.run, left_s)
 
-    async def _watch(self, activity: JobActivity, run: Run | None, within_s: float) -> None:
+    async def _watch_stop(self, active_job: ActiveJob, run: Run | None, within_s: float) -> None:
         until_s = self._clock.boottime_s() + within_s
         while (left_s := until_s - self._clock.boottime_s()) > 0:
             await self._clock.sleep(min(left_s, max(self._clock.slice_s, within_s / 8)))
-            if activity.run is not run or not activity.running:
+            if active_job.run is not run or not active_job.running:
                 return
-        if activity.stuck and not activity.lost:
+        if active_job.stuck and not active_job.lost:
             return
-        activity.stuck = True
+        active_job.stuck = True
         log.critical(
             "job %s did not stop within %.3g s (%s), and nothing can stop it but the end of its "
             "process",
-            activity.seat.job.name,
+            active_job.worker_job.job.name,
             within_s,
-            activity.reason,
+            active_job.reason,
         )
-        if not activity.lost and activity.reason != STOPPED:
-            await self._bury(activity)
+        if not active_job.lost and active_job.reason != STOPPED:
+            await self._record_stuck(active_job)
         self._empty.set()
-        self._stuck(activity)
+        self._stuck(active_job)
 
-    async def _bury(self, activity: JobActivity) -> None:
-        """What hangs here would hang everywhere: its occurrence is done, though it failed."""
-        settled = activity.done(self._ended_at(activity))
-        activity.said = replace(
-            activity.said, outcome=Outcome.KILLED, words=f"{activity.reason}: it did not stop"
+    async def _record_stuck(self, active_job: ActiveJob) -> None:
+        """Write the occurrence of a stuck run as done: it would be stuck on other nodes too."""
+        settled = active_job.settled_until(self._ended_at(active_job))
+        active_job.note = replace(
+            active_job.note, outcome=Outcome.KILLED, words=f"{active_job.reason}: it did not stop"
         )
         try:
             if settled is not None:
-                mark = activity.seat.signed(marks_.done(settled))
-                await self._keyring.mark({activity.key: mark})
-            await self._keyring.annotate({activity.key: activity.said.note()})
+                position = active_job.worker_job.with_schedule(run_log.done_position(settled))
+                await self._keyring.mark({active_job.key: position})
+            await self._keyring.annotate({active_job.key: active_job.note.to_json()})
         except StoreError as error:
-            log.warning("job %s: its end could not be told: %s", activity.seat.job.name, error)
+            log.warning(
+                "job %s: its end could not be told: %s", active_job.worker_job.job.name, error
+            )
 
-    async def emptied(self) -> None:
-        """Wait until nothing runs here any more but what is stuck."""
+    async def wait_until_empty(self) -> None:
+        """Wait until nothing runs here except stuck jobs."""
         while any(not each.stuck for each in self.active.values()):
             self._empty = anyio.Event()
             await self._empty.wait()
 
     # ------------------------------------------------------------ ending
 
-    def _ended(self, activity: JobActivity, error: BaseException | None) -> None:
-        activity.running = False
-        verdict = activity.verdict(error, self._ended_at(activity))
-        if verdict.outcome is Outcome.FAILED:
+    def _ended(self, active_job: ActiveJob, error: BaseException | None) -> None:
+        active_job.running = False
+        result = active_job.result(error, self._ended_at(active_job))
+        if result.outcome is Outcome.FAILED:
             log.warning(
                 "job %s failed, attempt %d: %s",
-                activity.seat.job.name,
-                activity.attempt,
-                verdict.words,
+                active_job.worker_job.job.name,
+                active_job.attempt,
+                result.words,
                 exc_info=error,
             )
-        if verdict.retry:
-            self._tasks.start_soon(self._again, activity, verdict)
+        if result.retry:
+            self._tasks.start_soon(self._retry, active_job, result)
         else:
-            self._finish(activity, verdict)
+            self._finish(active_job, result)
 
-    def _ended_at(self, activity: JobActivity) -> datetime:
-        """When a run that ends now has ended, by the clock that its beginning was read from.
+    def _ended_at(self, active_job: ActiveJob) -> datetime:
+        """Return the time at which a run ends that ends now, counted from its start.
 
-        Not by the wall clock: what that passes over in a jump did not come while it ran.
+        Not by the wall clock: occurrences that it skips in a jump did not come while it ran.
         """
-        lasted_s = self._clock.boottime_s() - activity.began_s
-        return activity.began + timedelta(seconds=lasted_s)
+        lasted_s = self._clock.boottime_s() - active_job.began_s
+        return active_job.began + timedelta(seconds=lasted_s)
 
-    def _finish(self, activity: JobActivity, verdict: RunVerdict) -> None:
-        self._finished.append((activity, verdict))
-        self._bell.set()
+    def _finish(self, active_job: ActiveJob, result: RunResult) -> None:
+        self._finished.append((active_job, result))
+        self._wake.set()
 
-    async def _again(self, activity: JobActivity, verdict: RunVerdict) -> None:
-        """Try once more after a pause; or not, if it is told to stop meanwhile."""
-        pause_s = activity.seat.job.policy.pauses.pause_s(activity.tries, self._rng)
-        if activity.reason == TIMEOUT:  # that was about the try before
-            activity.reason = None
-        activity.bell = anyio.Event()
-        if activity.reason is None:
+    async def _retry(self, active_job: ActiveJob, result: RunResult) -> None:
+        """Try again after a pause, unless it is asked to stop in the meantime."""
+        pause_s = active_job.worker_job.job.policy.pauses.pause_s(active_job.tries, self._rng)
+        if active_job.reason == TIMEOUT:  # it was about the previous attempt
+            active_job.reason = None
+        active_job.stop_event = anyio.Event()
+        if active_job.reason is None:
             with suppress(TimeoutError):
-                await self._clock.bounded(activity.bell.wait(), seconds=pause_s)
-        if not self._may_start(activity):
-            self._finish(activity, self._given_up(activity, verdict.words))
+                await self._clock.bounded(active_job.stop_event.wait(), seconds=pause_s)
+        if not self._may_start(active_job):
+            self._finish(active_job, self._abandoned(active_job, result.words))
             return
-        activity.attempt += 1
-        activity.said = replace(activity.said, attempt=activity.attempt, words=verdict.words)
-        self._heard(activity.key)
-        self._start(activity)
+        active_job.attempt += 1
+        active_job.note = replace(active_job.note, attempt=active_job.attempt, words=result.words)
+        self._progress_changed(active_job.key)
+        self._start(active_job)
 
-    def _given_up(self, activity: JobActivity, words: str) -> RunVerdict:
-        """What comes of a run that has failed, and is not to be tried again here."""
-        if activity.lost:
-            return RunVerdict(outcome=Outcome.LOST, words=words)
-        if activity.reason == REPLACED:
-            settled = activity.done(self._ended_at(activity))
-            return RunVerdict(outcome=Outcome.FAILED, words=words, settled=settled)
-        return RunVerdict(outcome=Outcome.HANDED_OVER, words=words)
+    def _abandoned(self, active_job: ActiveJob, words: str) -> RunResult:
+        """Return the result of a run that has failed and is not tried again here."""
+        if active_job.lost:
+            return RunResult(outcome=Outcome.LOST, words=words)
+        if active_job.reason == REPLACED:
+            settled = active_job.settled_until(self._ended_at(active_job))
+            return RunResult(outcome=Outcome.FAILED, words=words, settled=settled)
+        return RunResult(outcome=Outcome.HANDED_OVER, words=words)
 
-    async def settle(self) -> None:
-        """Tell the store of all that ends, for as long as this is run."""
+    async def write_results(self) -> None:
+        """Write the results of runs that end, until cancelled."""
         while True:
-            await self._bell.wait()
-            self._bell = anyio.Event()
+            await self._wake.wait()
+            self._wake = anyio.Event()
             batch, self._finished = self._finished, []
-            await self._settle(batch)
+            await self._write_results(batch)
 
-    async def _settle(self, batch: Sequence[tuple[JobActivity, RunVerdict]]) -> None:
-        refused = await self.mark(
+    async def _write_results(self, batch: Sequence[tuple[ActiveJob, RunResult]]) -> None:
+        refused = await self.write_positions(
             {
-                each.key: each.seat.signed(marks_.done(verdict.settled))
-                for each, verdict in batch
-                if verdict.settled is not None
+                each.key: each.worker_job.with_schedule(run_log.done_position(result.settled))
+                for each, result in batch
+                if result.settled is not None
             }
         )
-        notes = {each.key: each.last_words(verdict).note() for each, verdict in batch}
-        heirs = {each.key: each.heir for each, _ in batch if each.heir is not None}
-        await self._keyring.release(notes, to=heirs)
-        for activity, verdict in batch:
-            self.active.pop(activity.key, None)
-            took_s = self._clock.boottime_s() - activity.began_s
-            name, outcome = activity.seat.job.name, verdict.outcome.value
-            log.info("job %s: %s after %.2f s%s", name, outcome, took_s, activity)
-            activity.seat.busy = False
-            unheard = refused.get(activity.key) is Refusal.FENCED
-            self._freed(activity, replace(verdict, settled=None) if unheard else verdict)
+        notes = {each.key: each.final_note(result).to_json() for each, result in batch}
+        receivers = {
+            each.key: each.hand_over_to for each, _ in batch if each.hand_over_to is not None
+        }
+        await self._keyring.release(notes, to=receivers)
+        for active_job, result in batch:
+            self.active.pop(active_job.key, None)
+            took_s = self._clock.boottime_s() - active_job.began_s
+            name, outcome = active_job.worker_job.job.name, result.outcome.value
+            log.info("job %s: %s after %.2f s%s", name, outcome, took_s, active_job)
+            active_job.worker_job.busy = False
+            fenced = refused.get(active_job.key) is Refusal.FENCED
+            self._on_released(active_job, replace(result, settled=None) if fenced else result)
         self._empty.set()
 
-    async def mark(self, marks: Mapping[str, Position]) -> Mapping[str, Refusal]:
-        """Write marks, again and again while the keys are held; return the refused ones.
+    async def write_positions(self, positions: Mapping[str, Position]) -> Mapping[str, Refusal]:
+        """Write positions, retrying while the keys are held; return the refused ones.
 
         Those that were lost before there was an answer are among them.
         """
         failures, lost = 0, dict[str, Refusal]()
-        while marks:
+        while positions:
             try:
-                return lost | dict(await self._keyring.mark(marks))
+                return lost | dict(await self._keyring.mark(positions))
             except StoreError as error:
                 failures += 1
-                log.warning("marks of %d jobs: failure %d: %s", len(marks), failures, error)
+                log.warning("marks of %d jobs: failure %d: %s", len(positions), failures, error)
                 await self._clock.sleep(_PAUSES.pause_s(failures, self._rng))
-                gone = {key for key in marks if not self._keyring.valid(key)}
+                gone = {key for key in positions if not self._keyring.valid(key)}
                 lost |= dict.fromkeys(gone, Refusal.FENCED)
-                marks = {key: each for key, each in marks.items() if key not in gone}
+                positions = {key: each for key, each in positions.items() if key not in gone}
         return lost
 
     # ------------------------------------------------------------ progress
 
-    def _heard(self, key: str) -> None:
-        self._news.add(key)
-        if not self._saying:
-            self._saying = True
-            self._tasks.start_soon(self._pass_on)
+    def _progress_changed(self, key: str) -> None:
+        self._progress_keys.add(key)
+        if not self._progress_pending:
+            self._progress_pending = True
+            self._tasks.start_soon(self._send_progress)
 
-    async def _pass_on(self) -> None:
-        """All that was said within a second, in one call."""
+    async def _send_progress(self) -> None:
+        """Write the progress of the last second, of all runs, in one call."""
         await self._clock.sleep(_PROGRESS_S)
-        self._saying, keys, self._news = False, self._news, set()
+        self._progress_pending, keys, self._progress_keys = False, self._progress_keys, set()
         notes = {}
         for key in keys:
-            activity = self.active.get(key)
-            if activity is None or not activity.running or not self._keyring.valid(key):
+            active_job = self.active.get(key)
+            if active_job is None or not active_job.running or not self._keyring.valid(key):
                 continue
-            if activity.run is not None and activity.run.words:
-                activity.said = replace(activity.said, words=activity.run.words)
-            notes[key] = activity.said.note()
+            if active_job.run is not None and active_job.run.words:
+                active_job.note = replace(active_job.note, words=active_job.run.words)
+            notes[key] = active_job.note.to_json()
         try:
             if notes:
                 await self._keyring.annotate(notes)
-        except StoreError as error:  # the next words come, or the outcome does
+        except StoreError as error:  # the next progress or the outcome will be written
             log.info("progress of %d jobs was not told: %s", len(notes), error)

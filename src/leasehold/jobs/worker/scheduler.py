@@ -1,15 +1,14 @@
-"""Deciding what a worker runs, reserving it, and beginning it.
+"""The scheduler of a worker: finds the jobs that are due, reserves them and starts their runs.
 
 Guarantees:
 
-- Nothing is begun without the reservation, and without the mark that it was begun.
-- All that is due at one moment is read in one call, reserved in one, and marked in one.
-- What was read before the reservation is believed only if nobody had the job in between: the epoch
-  says so. Else it is read once more, under the reservation.
-- A store in trouble is waited for with growing pauses. Nothing is run meanwhile.
-- No occurrence is begun, or marked, much before its time by the store's clock: see ``SkewClock``.
-
-When each job is to be looked at next, by the wall clock. One moment for each.
+- A run starts only after its job is reserved and after its start is written to the store.
+- Jobs that are due at the same time are read in one call, reserved in one and written in one.
+- What was read before the reservation counts only if no other node had the job in between, as the
+  epoch shows. Otherwise it is read again, under the reservation.
+- While the store fails nothing is run; the scheduler retries with growing pauses.
+- No occurrence is started, or written as started, much before its time by the store's clock: see
+  ``SkewClock``.
 """
 
 from __future__ import annotations
@@ -24,19 +23,18 @@ from typing import TYPE_CHECKING
 import anyio
 
 from leasehold.core.backoff import Backoff
-from leasehold.core.next_run import Overlap, RunPlace, decide
+from leasehold.core.next_run import Overlap, RunLocation, decide
 from leasehold.errors import LeaseLost, StoreError
-from leasehold.jobs import operator_requests as orders_
-from leasehold.jobs import run_log as marks
+from leasehold.jobs import operator_requests, run_log
 from leasehold.jobs.run_log import Outcome, RunNote
 from leasehold.jobs.worker.job_state import (
     REPLACED,
-    JobActivity,
+    ActiveJob,
     ReservePlan,
     ReserveReason,
     WorkerJob,
 )
-from leasehold.jobs.worker.planner import Planner, order_of
+from leasehold.jobs.worker.planner import Planner, priority_of
 
 if TYPE_CHECKING:
     import random
@@ -45,7 +43,7 @@ if TYPE_CHECKING:
 
     from leasehold.clock import Clock
     from leasehold.jobs.keyring import Keyring
-    from leasehold.jobs.worker.job_state import RunVerdict
+    from leasehold.jobs.worker.job_state import RunResult
     from leasehold.jobs.worker.planner import SchedulerPace
     from leasehold.jobs.worker.runner import RunningJobs
     from leasehold.jobs.worker.skew_clock import SkewClock
@@ -53,26 +51,25 @@ if TYPE_CHECKING:
     from leasehold.ports import Store
 
 
-class Agenda:
-    """Jobs by number, each with the moment (in seconds since 1970) of its next look."""
+class DueQueue:
+    """Jobs by number, each with the time of its next check, in seconds since 1970."""
 
     def __init__(self) -> None:
-        """Nothing is planned."""
         self._at: dict[int, float] = {}
         self._heap: list[tuple[float, int]] = []
 
     def put(self, number: int, at_s: float) -> None:
-        """Look at this one then, and not when it was planned before."""
+        """Check this job at ``at_s``, and not at the time that was set before."""
         self._at[number] = at_s
         heapq.heappush(self._heap, (at_s, number))
 
-    def hasten(self, number: int, at_s: float) -> None:
-        """Look at this one then at the latest."""
+    def set_earlier(self, number: int, at_s: float) -> None:
+        """Check this job at ``at_s`` at the latest."""
         if at_s < self._at.get(number, math.inf):
             self.put(number, at_s)
 
-    def due(self, now_s: float) -> list[int]:
-        """Those whose moment has come, earliest first; nothing is planned for them any more."""
+    def pop_due(self, now_s: float) -> list[int]:
+        """Remove and return the jobs whose time has come, earliest first."""
         found = []
         while self._heap and self._heap[0][0] <= now_s:
             at_s, number = heapq.heappop(self._heap)
@@ -81,8 +78,8 @@ class Agenda:
                 found.append(number)
         return found
 
-    def next_s(self) -> float:
-        """The first moment that is planned; infinite if there is none."""
+    def next_due_s(self) -> float:
+        """Return the earliest time that is set; infinite if there is none."""
         while self._heap and self._at.get(self._heap[0][1]) != self._heap[0][0]:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else math.inf
@@ -90,23 +87,23 @@ class Agenda:
 
 log = logging.getLogger("leasehold.jobs")
 
-TROUBLE = Backoff(base_s=2.0, max_s=15.0)
-_LONGEST_SLEEP_S = 1.0  # the wall clock may be set at any moment
+STORE_BACKOFF = Backoff(base_s=2.0, max_s=15.0)
+_LONGEST_SLEEP_S = 1.0  # the wall clock may be set at any time
 _JUMP_S = 1.0
 _TICK_S = 0.001
-_WAIT_S = {ReserveReason.SERVICE: 0.5}  # a standby is to be there at once
-_USUAL_WAIT_S = 1.0
-_FRESH_ORDERS_S = 1.0
-_ASKED_S = 10.0
-_NOTHING, _BORN = "nothing was to be done", "the schedule begins"
+_RETRY_S = {ReserveReason.SERVICE: 0.5}  # a standby takes over quickly
+_USUAL_RETRY_S = 1.0
+_FRESH_REQUESTS_S = 1.0
+_POSTPONE_S = 10.0
+_NO_RUN, _CREATED = "nothing was to be done", "the schedule begins"
 
 
 class Scheduler:
-    """The turns of one worker: look, decide, reserve, begin."""
+    """The loop of one worker: check what is due, decide, reserve, start."""
 
     def __init__(
         self,
-        seats: Sequence[WorkerJob],
+        worker_jobs: Sequence[WorkerJob],
         *,
         store: Store,
         keyring: Keyring,
@@ -114,44 +111,44 @@ class Scheduler:
         clock: Clock,
         rng: random.Random,
         pace: SchedulerPace,
-        almanac: SkewClock,
+        skew_clock: SkewClock,
     ) -> None:
-        """All jobs are looked at in the first turn. ``me``: what each note begins with."""
-        self.seats = seats
+        """Check all jobs in the first step. ``me`` is where each run note comes from."""
+        self.worker_jobs = worker_jobs
         self.stopping = False
         self._store, self._keyring, self._me = store, keyring, me
         self._clock, self._rng, self._pace = clock, rng, pace
-        self._numbers = {each.job.name: each.number for each in seats}
-        self._agenda = Agenda()
-        self._bell = anyio.Event()
-        self._almanac = almanac
+        self._numbers = {each.job.name: each.number for each in worker_jobs}
+        self._due_queue = DueQueue()
+        self._wake = anyio.Event()
+        self._skew_clock = skew_clock
         self._planner = Planner(
-            store, keyring, clock=clock, almanac=almanac, pace=pace, look_in=self._look
+            store, keyring, clock=clock, skew_clock=skew_clock, pace=pace, check_in=self._check_in
         )
-        self._crowded: set[int] = set()
+        self._waiting_for_slot: set[int] = set()
         self._drift_s = 0.0
-        self._in_trouble = False
+        self._store_failing = False
         self.runs: RunningJobs
 
-    # ------------------------------------------------------------ turns
+    # ------------------------------------------------------------ the loop
 
-    async def turns(self) -> None:
-        """Take turns until ``stop``."""
-        self._look_at_all()
+    async def run_loop(self) -> None:
+        """Check and start jobs until ``stop``."""
+        self._check_all_now()
         self._drift_s = self._drift()
         await self._ready()
         failures = 0
         while not self.stopping:
-            due = [self.seats[number] for number in self._agenda.due(self._now_s())]
+            due = [self.worker_jobs[number] for number in self._due_queue.pop_due(self._now_s())]
             try:
-                await self._turn(due)
-                failures, self._in_trouble = 0, False
+                await self._step(due)
+                failures, self._store_failing = 0, False
             except (StoreError, LeaseLost) as error:
-                failures, self._in_trouble = failures + 1, True
-                pause_s = TROUBLE.pause_s(failures, self._rng)
+                failures, self._store_failing = failures + 1, True
+                pause_s = STORE_BACKOFF.pause_s(failures, self._rng)
                 log.warning("no turn, failure %d, again in %.1f s: %s", failures, pause_s, error)
-                for seat in due:
-                    self._look(seat, pause_s)
+                for worker_job in due:
+                    self._check_in(worker_job, pause_s)
                 self._planner.not_before_s = self._clock.boottime_s() + pause_s
                 with suppress(TimeoutError):
                     await self._clock.bounded(self._keyring.ready(), seconds=pause_s)
@@ -164,59 +161,63 @@ class Scheduler:
                 return
 
     def stop(self) -> None:
-        """Begin nothing any more."""
+        """Start no further run."""
         self.stopping = True
-        self._bell.set()
+        self._wake.set()
 
-    def freed(self, activity: JobActivity, verdict: RunVerdict) -> None:
-        """A job has been released here: it may be run again, and there is room for another one."""
-        seat, job = activity.seat, activity.seat.job
-        seat.epoch = activity.ownership.epoch
-        if activity.plan.kind is ReserveReason.SERVICE:
-            failed = verdict.outcome is Outcome.FAILED
-            seat.failures = seat.failures + 1 if failed else 0
-            seat.over = not job.restart
-            pause_s = job.policy.pauses.pause_s(max(1, seat.failures), self._rng)
-            seat.not_before_s = max(seat.not_before_s, self._clock.boottime_s() + pause_s)
-        self._agenda.put(seat.number, self._next_s(seat, verdict))
-        for number in self._crowded:
-            self._agenda.put(number, 0.0)
-        self._crowded.clear()
-        self._bell.set()
+    def job_released(self, active_job: ActiveJob, result: RunResult) -> None:
+        """Note that a job was released here: it may be run again, and a slot is free."""
+        worker_job, job = active_job.worker_job, active_job.worker_job.job
+        worker_job.epoch = active_job.ownership.epoch
+        if active_job.plan.kind is ReserveReason.SERVICE:
+            failed = result.outcome is Outcome.FAILED
+            worker_job.failures = worker_job.failures + 1 if failed else 0
+            worker_job.over = not job.restart
+            pause_s = job.policy.pauses.pause_s(max(1, worker_job.failures), self._rng)
+            worker_job.not_before_s = max(
+                worker_job.not_before_s, self._clock.boottime_s() + pause_s
+            )
+        self._due_queue.put(worker_job.number, self._next_check_s(worker_job, result))
+        for number in self._waiting_for_slot:
+            self._due_queue.put(number, 0.0)
+        self._waiting_for_slot.clear()
+        self._wake.set()
 
-    def _next_s(self, seat: WorkerJob, verdict: RunVerdict) -> float:
-        """The next occurrence after a run of ours, if that is all there can be; else at once."""
-        job = seat.job
-        if job.schedule is None or verdict.settled is None:
+    def _next_check_s(self, worker_job: WorkerJob, result: RunResult) -> float:
+        """Return the time of the next occurrence if only that can be due; otherwise 0 (now)."""
+        job = worker_job.job
+        if job.schedule is None or result.settled is None:
             return 0.0
-        following = job.schedule.next(verdict.settled)
+        following = job.schedule.next(result.settled)
         return 0.0 if following is None else (following + job.shift).timestamp()
 
-    def asked(self, seat: WorkerJob) -> None:
-        """Somebody else is to have this one: leave it alone for a while."""
-        seat.not_before_s = self._clock.boottime_s() + _ASKED_S
+    def postpone(self, worker_job: WorkerJob) -> None:
+        """Do not reserve this job for a while: another node is to have it."""
+        worker_job.not_before_s = self._clock.boottime_s() + _POSTPONE_S
 
     async def _wait(self) -> None:
-        """Until something is due, something ends, or the clock was set."""
+        """Wait until a job is due, a run ends, or the clock was set."""
         left_s = min(
-            self._agenda.next_s() - self._now_s(),
-            self._planner.next_s() - self._clock.boottime_s(),
+            self._due_queue.next_due_s() - self._now_s(),
+            self._planner.next_poll_s() - self._clock.boottime_s(),
             _LONGEST_SLEEP_S,
         )
-        if not self._bell.is_set() and not self.stopping:
-            # Never not at all: two ways to count may differ by the last digit of a second.
+        if not self._wake.is_set() and not self.stopping:
+            # Wait at least a tick: the two clocks may differ by the last digit of a second.
             with suppress(TimeoutError):
-                await self._clock.bounded(self._bell.wait(), seconds=max(left_s, _TICK_S))
-        if self._bell.is_set():
-            self._bell = anyio.Event()
+                await self._clock.bounded(self._wake.wait(), seconds=max(left_s, _TICK_S))
+        if self._wake.is_set():
+            self._wake = anyio.Event()
         drift_s = self._drift()
-        if drift_s < self._drift_s - _JUMP_S:  # set back: what was to be soon would be far away
-            self._look_at_all()
+        if (
+            drift_s < self._drift_s - _JUMP_S
+        ):  # set back: jobs that were nearly due would be far away
+            self._check_all_now()
         self._drift_s = drift_s
 
-    def _look_at_all(self) -> None:
-        for seat in self.seats:
-            self._agenda.put(seat.number, 0.0)
+    def _check_all_now(self) -> None:
+        for worker_job in self.worker_jobs:
+            self._due_queue.put(worker_job.number, 0.0)
 
     def _drift(self) -> float:
         return self._now_s() - self._clock.boottime_s()
@@ -224,250 +225,278 @@ class Scheduler:
     def _now_s(self) -> float:
         return self._clock.utc_now().timestamp()
 
-    def _look(self, seat: WorkerJob, in_s: float) -> None:
-        self._agenda.hasten(seat.number, self._now_s() + in_s)
+    def _check_in(self, worker_job: WorkerJob, in_s: float) -> None:
+        self._due_queue.set_earlier(worker_job.number, self._now_s() + in_s)
 
-    # ------------------------------------------------------------ looking
+    # ------------------------------------------------------------ checking
 
-    async def _turn(self, due: Sequence[WorkerJob]) -> None:
-        fires = any(not seat.busy for seat in due)
-        if fires and self._pace.spread_s:
+    async def _step(self, due: Sequence[WorkerJob]) -> None:
+        any_idle = any(not worker_job.busy for worker_job in due)
+        if any_idle and self._pace.spread_s:
             await self._clock.sleep(self._rng.uniform(0.0, self._pace.spread_s))
-        await self._planner.look_for_orders()
-        wanted = (self._numbers.get(name) for name in self._planner.orders.wanted)
-        called = {number: self.seats[number] for number in wanted if number is not None}
-        looked = {**{seat.number: seat for seat in due}, **called}
-        idle = [seat for seat in looked.values() if not seat.busy and not seat.barred]
-        for seat in looked.values():
-            if seat.busy:
-                self._beside(seat)
+        await self._planner.poll_requests()
+        numbers = (self._numbers.get(name) for name in self._planner.requests.run_requests)
+        requested = {number: self.worker_jobs[number] for number in numbers if number is not None}
+        checked = {**{worker_job.number: worker_job for worker_job in due}, **requested}
+        idle = [
+            worker_job
+            for worker_job in checked.values()
+            if not worker_job.busy and not worker_job.unusable
+        ]
+        for worker_job in checked.values():
+            if worker_job.busy:
+                self._check_overlap(worker_job)
         if idle:
-            seen = {seat.job.key: self._planner.free_since(seat) for seat in idle}
-            timed = any(seat.job.schedule is not None for seat in idle)
-            stored = await self._keyring.checkpoints() if timed else {}
+            seen_epochs = {
+                worker_job.job.key: self._planner.free_since(worker_job) for worker_job in idle
+            }
+            any_scheduled = any(worker_job.job.schedule is not None for worker_job in idle)
+            stored = await self._keyring.checkpoints() if any_scheduled else {}
             plans = self._planner.plans(idle, stored, fresh=False)
-            await self._fire(plans, seen)
+            await self._reserve_in_order(plans, seen_epochs)
 
-    def _beside(self, seat: WorkerJob) -> None:
-        """It runs here: perhaps it has to make room for its own next occurrence."""
-        activity, job = self.runs.active.get(seat.job.key), seat.job
-        if activity is None or job.schedule is None:
+    def _check_overlap(self, worker_job: WorkerJob) -> None:
+        """Stop a job that runs here if its next occurrence is to replace it."""
+        active_job, job = self.runs.active.get(worker_job.job.key), worker_job.job
+        if active_job is None or job.schedule is None:
             return
-        # Only what comes after it began: it was chosen before all that had come by then.
-        running = max(activity.plan.occurrence or activity.began, activity.began - job.shift)
+        # Only occurrences after its start: it was chosen over all earlier ones.
+        running = max(active_job.plan.occurrence or active_job.began, active_job.began - job.shift)
         decision = decide(
             job.schedule,
             done=running,
             started=None,
-            now=self._almanac.now(),
+            now=self._skew_clock.now(),
             rules=job.policy,
-            place=RunPlace.HERE,
+            location=RunLocation.HERE,
             shift=job.shift,
         )
         if decision.stop:
-            self.runs.stop(activity, REPLACED)
-        elif decision.look_at is not None:
-            self._agenda.put(seat.number, decision.look_at.timestamp())
+            self.runs.stop(active_job, REPLACED)
+        elif decision.check_at is not None:
+            self._due_queue.put(worker_job.number, decision.check_at.timestamp())
 
     # ------------------------------------------------------------ reserving
 
-    async def _fire(self, plans: list[ReservePlan], seen: Mapping[str, int]) -> None:
-        """Reserve what there is room for, the first ones first; begin what was won."""
-        plans.sort(key=lambda plan: (self._planner.held_elsewhere(plan.key), *order_of(plan)))
-        births = [plan for plan in plans if plan.kind is ReserveReason.BIRTH]  # they run nothing
-        plans = [plan for plan in plans if plan.kind is not ReserveReason.BIRTH]
-        while not self.stopping and (births or (plans and self._room() > 0)):
-            room = max(0, self._room())
-            chunk, rest = [*births, *plans[:room]], plans[room:]
-            births = []
-            await self._reserve(chunk, seen)
-            # The store was looked at: what somebody else has needs no question of its own.
+    async def _reserve_in_order(
+        self, plans: list[ReservePlan], seen_epochs: Mapping[str, int]
+    ) -> None:
+        """Reserve as many jobs as there are free slots, in order; start what was reserved."""
+        plans.sort(key=lambda plan: (self._planner.held_elsewhere(plan.key), *priority_of(plan)))
+        # These run nothing, so they need no slot.
+        creations = [plan for plan in plans if plan.kind is ReserveReason.NEW_SCHEDULE]
+        plans = [plan for plan in plans if plan.kind is not ReserveReason.NEW_SCHEDULE]
+        while not self.stopping and (creations or (plans and self._free_slots() > 0)):
+            slots = max(0, self._free_slots())
+            chunk, rest = [*creations, *plans[:slots]], plans[slots:]
+            creations = []
+            await self._reserve(chunk, seen_epochs)
+            # The store was read: a job that another node has need not be asked for.
             plans = [plan for plan in rest if not self._planner.held_elsewhere(plan.key)]
             for plan in rest:
-                self._look(plan.seat, _WAIT_S.get(plan.kind, _USUAL_WAIT_S))
-        self._crowded.update(plan.seat.number for plan in plans)
+                self._check_in(plan.worker_job, _RETRY_S.get(plan.kind, _USUAL_RETRY_S))
+        self._waiting_for_slot.update(plan.worker_job.number for plan in plans)
 
-    def _room(self) -> int:
-        most = self._pace.max_concurrent
-        return len(self.seats) if most is None else most - len(self.runs.active)
+    def _free_slots(self) -> int:
+        limit = self._pace.max_concurrent
+        return len(self.worker_jobs) if limit is None else limit - len(self.runs.active)
 
-    async def _reserve(self, plans: Sequence[ReservePlan], seen: Mapping[str, int]) -> None:
-        said = {plan.key: self._said(plan) for plan in plans}
-        # Until it has run that is what is to be said of it, also by a store that gave it unheard.
-        wanted = {key: replace(each, outcome=Outcome.NOTHING).note() for key, each in said.items()}
+    async def _reserve(self, plans: Sequence[ReservePlan], seen_epochs: Mapping[str, int]) -> None:
+        run_notes = {plan.key: self._first_note(plan) for plan in plans}
+        # The note until it has run, also if the answer to the reservation is lost.
+        wanted = {
+            key: replace(each, outcome=Outcome.NOTHING).to_json() for key, each in run_notes.items()
+        }
         for plan in plans:  # until more is known
-            self._look(plan.seat, _WAIT_S.get(plan.kind, _USUAL_WAIT_S))
+            self._check_in(plan.worker_job, _RETRY_S.get(plan.kind, _USUAL_RETRY_S))
         sent = self._clock.utc_now()
         won = dict(await self._keyring.take(wanted))
         answered = self._clock.utc_now()
-        born: set[str] = set()
+        created: set[str] = set()
         try:
             await self._compare_clocks(won, sent, answered)
             ours = [plan for plan in plans if plan.key in won and not self.stopping]
-            # Only now: a wish whose job somebody else has would be taken and given back for ever.
-            wishes = {_order_key(plan): "" for plan in ours if plan.wish is not None}
-            if wishes:
-                won.update(await self._keyring.take(wishes))
-            born.update(await self._begin(ours, won, seen, said))
+            # Only now: a request whose job another node has would be taken and given back forever.
+            run_requests = {_request_key(plan): "" for plan in ours if plan.run_request is not None}
+            if run_requests:
+                won.update(await self._keyring.take(run_requests))
+            created.update(await self._begin(ours, won, seen_epochs, run_notes))
         finally:
             left = [key for key in won if key not in self.runs.active]
-            notes = {key: _BORN if key in born else _NOTHING for key in left}
-            await self._give_back(
+            texts = {key: _CREATED if key in created else _NO_RUN for key in left}
+            await self._release_unused(
                 {
-                    key: _idle(said[key], words) if key in said else None
-                    for key, words in notes.items()
+                    key: _no_run_note(run_notes[key], text) if key in run_notes else None
+                    for key, text in texts.items()
                 }
             )
         for plan in plans:
             if plan.kind is ReserveReason.START and plan.key not in won:
-                self._meet(plan)
+                self._note_rival(plan)
 
     async def _compare_clocks(
         self, won: Mapping[str, Ownership], sent: datetime, answered: datetime
     ) -> None:
-        """The store knows when a reservation began. After trouble it may be one of before."""
-        if not won or self._in_trouble or not self._almanac.outdated:
-            return
-        key, proof = next(iter(won.items()))
-        term = await self._planner.newest_term(key)
-        if term is not None and term.epoch == proof.epoch:
-            self._almanac.compare(term.started_at, sent=sent, answered=answered)
+        """Compare this clock with the store's, by the start of a reservation.
 
-    def _timely(self, plans: Sequence[ReservePlan]) -> list[ReservePlan]:
-        """Those whose time has come, as far as the clocks are known by now."""
-        now = self._almanac.now()
+        Not after a failure: the reservation may be an older one.
+        """
+        if not won or self._store_failing or not self._skew_clock.outdated:
+            return
+        key, ownership = next(iter(won.items()))
+        term = await self._planner.newest_term(key)
+        if term is not None and term.epoch == ownership.epoch:
+            self._skew_clock.compare(term.started_at, sent=sent, answered=answered)
+
+    def _only_due(self, plans: Sequence[ReservePlan]) -> list[ReservePlan]:
+        """Return the plans whose time has come, as far as the clocks are known."""
+        now = self._skew_clock.now()
         early = [plan for plan in plans if plan.due is not None and plan.due > now]
         for plan in early:
-            self._look(plan.seat, 0.0)
+            self._check_in(plan.worker_job, 0.0)
         return [plan for plan in plans if plan not in early]
 
-    async def _give_back(self, said: Mapping[str, RunNote | None]) -> None:
-        if said:
-            notes = {key: "" if each is None else each.note() for key, each in said.items()}
-            await self._keyring.release(notes)
+    async def _release_unused(self, notes: Mapping[str, RunNote | None]) -> None:
+        if notes:
+            texts = {key: "" if each is None else each.to_json() for key, each in notes.items()}
+            await self._keyring.release(texts)
 
-    def _meet(self, plan: ReservePlan) -> None:
-        """Somebody has what was to be run at the start: perhaps a run, perhaps a dead one."""
+    def _note_rival(self, plan: ReservePlan) -> None:
+        """Remember the epoch under which another node has a job that is to run at the start."""
         resource = self._keyring.resource(plan.key)
-        if plan.seat.rival is None and resource is not None:
-            plan.seat.rival = resource.epoch if self._planner.held_elsewhere(plan.key) else None
+        if plan.worker_job.rival_epoch is None and resource is not None:
+            plan.worker_job.rival_epoch = (
+                resource.epoch if self._planner.held_elsewhere(plan.key) else None
+            )
 
     async def _still_starting(self, plans: Sequence[ReservePlan]) -> list[ReservePlan]:
-        """Without those that are run at the start, and which somebody else has run then."""
+        """Drop the jobs that are to run at the start and that another node has run meanwhile."""
         for plan in plans:
-            seat = plan.seat
-            if plan.kind is ReserveReason.START and seat.rival is not None:
-                seat.starts = not await self._planner.ran_since(plan.key, seat.rival)
-                self._look(seat, 0.0)
-        return [plan for plan in plans if plan.kind is not ReserveReason.START or plan.seat.starts]
+            worker_job = plan.worker_job
+            if plan.kind is ReserveReason.START and worker_job.rival_epoch is not None:
+                worker_job.run_at_start = not await self._planner.ran_since(
+                    plan.key, worker_job.rival_epoch
+                )
+                self._check_in(worker_job, 0.0)
+        return [
+            plan
+            for plan in plans
+            if plan.kind is not ReserveReason.START or plan.worker_job.run_at_start
+        ]
 
-    async def _counted(
+    async def _with_attempts(
         self,
         plans: Sequence[ReservePlan],
         won: Mapping[str, Ownership],
-        said: Mapping[str, RunNote],
+        run_notes: Mapping[str, RunNote],
     ) -> dict[str, RunNote]:
-        """What is said of them, with the attempt; in the store too, before anything is run."""
+        """Return the notes with the attempt, after writing those to the store."""
         attempts = await self._planner.attempts([plan for plan in plans if plan.again], won)
-        counted = {key: replace(said[key], attempt=number) for key, number in attempts.items()}
+        counted = {key: replace(run_notes[key], attempt=number) for key, number in attempts.items()}
         if counted:
-            await self._keyring.annotate({key: each.note() for key, each in counted.items()})
-        return {**said, **counted}
+            await self._keyring.annotate({key: each.to_json() for key, each in counted.items()})
+        return {**run_notes, **counted}
 
-    def _said(self, plan: ReservePlan) -> RunNote:
-        """What the term begins with."""
+    def _first_note(self, plan: ReservePlan) -> RunNote:
+        """Return the note that the term begins with."""
         return RunNote(
             host=self._me.host,
             pid=self._me.pid,
             occurrence=plan.occurrence,
             attempt=2 if plan.again else 1,  # at least
-            schedule=plan.seat.job.words,
+            schedule=plan.worker_job.job.words,
         )
 
     async def _begin(
         self,
         plans: Sequence[ReservePlan],
         won: dict[str, Ownership],
-        seen: Mapping[str, int],
-        said: Mapping[str, RunNote],
+        seen_epochs: Mapping[str, int],
+        run_notes: Mapping[str, RunNote],
     ) -> set[str]:
-        """Mark what was won as begun, and begin it; the rest is given back by the caller.
+        """Write the starts of what was reserved, and start it; the caller releases the rest.
 
-        Returns those whose schedule is in the store from now on.
+        Return the keys whose schedule is in the store from now on.
         """
         if not plans:
             return set()
-        plans = await self._verified(self._timely(plans), won, seen)
+        plans = await self._verified(self._only_due(plans), won, seen_epochs)
         plans = await self._still_starting(plans)
-        said = await self._counted(plans, won, said)
+        run_notes = await self._with_attempts(plans, won, run_notes)
         if self.stopping:
             return set()
-        positions = {plan.key: mark for plan in plans if (mark := self._mark(plan)) is not None}
+        positions = {
+            plan.key: at for plan in plans if (at := self._start_position(plan)) is not None
+        }
         for plan in plans:
-            if plan.wish is not None:
-                positions[_order_key(plan)] = orders_.taken(plan.wish)
-        refused = await self.runs.mark(positions)
-        self._run([plan for plan in plans if not _refused(plan, refused)], won, said)
+            if plan.run_request is not None:
+                positions[_request_key(plan)] = operator_requests.taken_position(plan.run_request)
+        refused = await self.runs.write_positions(positions)
+        self._run([plan for plan in plans if not _refused(plan, refused)], won, run_notes)
         for plan in plans:
-            if plan.kind is ReserveReason.BIRTH or _refused(plan, refused):
-                self._look(plan.seat, 0.0)
-        return {plan.key for plan in plans if plan.kind is ReserveReason.BIRTH} - refused.keys()
+            if plan.kind is ReserveReason.NEW_SCHEDULE or _refused(plan, refused):
+                self._check_in(plan.worker_job, 0.0)
+        created = {plan.key for plan in plans if plan.kind is ReserveReason.NEW_SCHEDULE}
+        return created - refused.keys()
 
     def _run(
         self,
         plans: Sequence[ReservePlan],
         won: Mapping[str, Ownership],
-        said: Mapping[str, RunNote],
+        run_notes: Mapping[str, RunNote],
     ) -> None:
-        """Begin what is marked as begun, or needs no mark."""
-        now, now_s = self._almanac.now(), self._clock.boottime_s()
+        """Start the runs whose start is written, or need not be."""
+        now, now_s = self._skew_clock.now(), self._clock.boottime_s()
         for plan in plans:
-            # What has its mark by now is run nevertheless: with ``leave`` nobody else would.
-            late = self.stopping and plan.occurrence is None and plan.wish is None
-            if late or plan.kind is ReserveReason.BIRTH or not self._keyring.valid(plan.key):
+            # If its start is written it is run even now: with ``leave`` no other node would.
+            late = self.stopping and plan.occurrence is None and plan.run_request is None
+            if late or plan.kind is ReserveReason.NEW_SCHEDULE or not self._keyring.valid(plan.key):
                 continue
-            plan.seat.starts = False
-            told = said[plan.key]
-            self.runs.begin(JobActivity(plan, won[plan.key], said=told, began=now, began_s=now_s))
-            if plan.seat.job.policy.overlap is Overlap.REPLACE:
-                self._look(plan.seat, 0.0)
+            plan.worker_job.run_at_start = False
+            note = run_notes[plan.key]
+            self.runs.begin(ActiveJob(plan, won[plan.key], note=note, began=now, began_s=now_s))
+            if plan.worker_job.job.policy.overlap is Overlap.REPLACE:
+                self._check_in(plan.worker_job, 0.0)
 
     async def _verified(
-        self, plans: Sequence[ReservePlan], won: Mapping[str, Ownership], seen: Mapping[str, int]
+        self,
+        plans: Sequence[ReservePlan],
+        won: Mapping[str, Ownership],
+        seen_epochs: Mapping[str, int],
     ) -> list[ReservePlan]:
-        """Those plans that still stand, now that the jobs are ours."""
-        sure = [plan for plan in plans if won[plan.key].epoch == seen[plan.key] + 1]
-        unsure = [plan for plan in plans if won[plan.key].epoch != seen[plan.key] + 1]
-        wishes = any(plan.wish is not None for plan in plans)
-        await self._planner.read_orders(0.0 if wishes else _FRESH_ORDERS_S)
+        """Return the plans that are still right, now that the jobs are reserved here."""
+        sure = [plan for plan in plans if won[plan.key].epoch == seen_epochs[plan.key] + 1]
+        unsure = [plan for plan in plans if won[plan.key].epoch != seen_epochs[plan.key] + 1]
+        any_requested = any(plan.run_request is not None for plan in plans)
+        await self._planner.read_requests(0.0 if any_requested else _FRESH_REQUESTS_S)
         if unsure:
             stored = await self._keyring.checkpoints()
-            again = self._planner.plans([plan.seat for plan in unsure], stored, fresh=True)
+            again = self._planner.plans([plan.worker_job for plan in unsure], stored, fresh=True)
             found = {plan.key: plan for plan in again}
             for plan in unsure:
                 if found.get(plan.key) == plan:
                     sure.append(plan)
                 else:
-                    self._look(plan.seat, 0.0)
-        now = self._almanac.now()
-        return [plan for plan in sure if self._planner.ordered(plan, won, now)]
+                    self._check_in(plan.worker_job, 0.0)
+        now = self._skew_clock.now()
+        return [plan for plan in sure if self._planner.still_requested(plan, won, now)]
 
-    def _mark(self, plan: ReservePlan) -> Position | None:
-        if plan.kind is ReserveReason.BIRTH:
-            return plan.seat.signed(marks.born(self._almanac.now()))
+    def _start_position(self, plan: ReservePlan) -> Position | None:
+        if plan.kind is ReserveReason.NEW_SCHEDULE:
+            return plan.worker_job.with_schedule(run_log.created_position(self._skew_clock.now()))
         if plan.occurrence is not None:
-            return plan.seat.signed(marks.started(plan.occurrence))
+            return plan.worker_job.with_schedule(run_log.started_position(plan.occurrence))
         return None
 
 
-def _idle(said: RunNote, words: str) -> RunNote:
-    """What is said of a reservation that ran nothing: it is the run of no occurrence."""
-    return replace(said, occurrence=None, outcome=Outcome.NOTHING, words=words)
+def _no_run_note(note: RunNote, words: str) -> RunNote:
+    """Return the note of a reservation that ran nothing: it has no occurrence."""
+    return replace(note, occurrence=None, outcome=Outcome.NOTHING, words=words)
 
 
 def _refused(plan: ReservePlan, keys: Container[str]) -> bool:
-    return plan.key in keys or (plan.wish is not None and _order_key(plan) in keys)
+    return plan.key in keys or (plan.run_request is not None and _request_key(plan) in keys)
 
 
-def _order_key(plan: ReservePlan) -> str:
-    return orders_.order_key(orders_.WANTED, plan.seat.job.name)
+def _request_key(plan: ReservePlan) -> str:
+    return operator_requests.request_key(operator_requests.RUN_GROUP, plan.worker_job.job.name)

@@ -1,8 +1,8 @@
-"""The wall clock of a worker, held against that of the store.
+"""The wall clock of a worker, corrected by that of the store.
 
-A mark never goes back. So one node whose clock is far ahead could mark occurrences as done that lie
-in the future of all others, and nobody would run them. What the store says of the beginning of a
-reservation tells how wrong the clock of this node is.
+The progress of a schedule never moves backwards. A node whose clock is far ahead could write
+occurrences as done that are in the future for all others, and no node would run them. The start of
+a reservation, as the store records it, shows how wrong the clock of this node is.
 """
 
 from __future__ import annotations
@@ -19,16 +19,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("leasehold.jobs")
 
-_GOOD_FOR_S = 120.0
-_WORTH_WORDS_S = 1.0
-_WORDS_EVERY_S = 600.0
+_VALID_S = 120.0
+_WARN_ABOVE_S = 1.0
+_WARN_EVERY_S = 600.0
 
 
 class SkewClock:
-    """What time it is for schedules: by the wall clock, but never much later than in the store."""
+    """The time for schedules: the wall clock, but never much later than the store's clock."""
 
     def __init__(self, clock: Clock, *, max_early_s: float) -> None:
-        """Nothing is known of the store's clock yet: the wall clock is believed."""
         self._clock = clock
         self._max_early_s = max_early_s
         self._ahead_s = 0.0
@@ -37,31 +36,31 @@ class SkewClock:
         self._warned_s = -math.inf
 
     def now(self) -> datetime:
-        """The wall clock, or ``max_early_s`` after the store's, whichever shows less.
+        """Return the wall clock, or the store's plus ``max_early_s`` if that is less.
 
-        A clock that is set meanwhile is seen through; what is older than two minutes is forgotten.
+        A change of the wall clock is detected; a comparison counts for two minutes.
         """
         excess_s = self._ahead() - self._max_early_s
         return self._clock.utc_now() - timedelta(seconds=max(0.0, excess_s))
 
     @property
     def outdated(self) -> bool:
-        """Whether the clocks should be compared when there is a chance to."""
-        return self._clock.boottime_s() - self._compared_s >= _GOOD_FOR_S
+        """Whether the clocks should be compared again."""
+        return self._clock.boottime_s() - self._compared_s >= _VALID_S
 
     def compare(self, at: datetime, *, sent: datetime, answered: datetime) -> None:
-        """The store did something at ``at`` by its clock, between these moments by ours."""
+        """Compare the clocks: the store acted at ``at``, between ``sent`` and ``answered`` here."""
         ahead_s, behind_s = (sent - at).total_seconds(), (at - answered).total_seconds()
         self._ahead_s = max(0.0, ahead_s)
         self._drift_s = self._drift()
         self._compared_s = self._clock.boottime_s()
-        wrong_s = max(ahead_s, behind_s)
-        if wrong_s > _WORTH_WORDS_S and self._compared_s - self._warned_s >= _WORDS_EVERY_S:
+        error_s = max(ahead_s, behind_s)
+        if error_s > _WARN_ABOVE_S and self._compared_s - self._warned_s >= _WARN_EVERY_S:
             self._warned_s = self._compared_s
             log.warning(
                 "the clock of this machine is %.1f s %s that of the store: set one of them right; "
                 "no occurrence is begun more than %.3g s before its time in the store",
-                wrong_s,
+                error_s,
                 "ahead of" if ahead_s > 0 else "behind",
                 self._max_early_s,
             )

@@ -58,7 +58,7 @@ from leasehold.spark.sinks.directory import DELTA, PARQUET, contains_sink
 from leasehold.spark.sinks.postgres.target import connected, identifier
 from leasehold.stores.blocking import named_queries
 from leasehold.stores.blocking_postgres import Connection, translated
-from leasehold.stores.postgres.driver_errors import explained
+from leasehold.stores.postgres.driver_errors import to_store_error
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -441,7 +441,7 @@ def _to_leasehold_error(
     error: psycopg.Error, address: DatabaseAddress, table: str
 ) -> LeaseholdError:
     if error.sqlstate != _NO_PRIVILEGE:
-        return explained(error, address)
+        return to_store_error(error, address)
     message = error.diag.message_primary or "permission denied"
     return StoreUnusable(
         f"PostgreSQL at {address.where} does not let all rows of {table} be read: {message}; audit "

@@ -11,7 +11,7 @@ from leasehold.core.lease_timing import LeaseTiming
 from leasehold.core.poison_policy import PoisonAction, PoisonPolicy
 from leasehold.errors import InvalidOptions
 from leasehold.events.start import Start
-from leasehold.lease.group_state import is_whole
+from leasehold.lease.group_state import is_integer
 from leasehold.lease.options import MemberOptions
 from leasehold.names import seconds_of
 from leasehold.processor.options import OnTrimmed
@@ -71,7 +71,7 @@ class PipelineOptions:
         ):
             if value is None and name == "tasks":
                 continue
-            if not is_whole(value) or not least <= value <= _MAX_COUNT:
+            if not is_integer(value) or not least <= value <= _MAX_COUNT:
                 raise InvalidOptions(
                     f"{least} <= {name} <= {_MAX_COUNT:,} does not hold ({value!r})"
                 )

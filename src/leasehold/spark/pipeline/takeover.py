@@ -113,7 +113,7 @@ class Takeover:
             return resumed_by_checkpoint(done)
         reset_epoch = self._owned.reset_epoch(handle.ownership.key)
         is_reset = reset_epoch > (0 if checkpoint is None else checkpoint.epoch - 1)
-        return resumed(checkpoint=done, sunk=sunk.position, is_reset=is_reset)
+        return resumed(checkpoint=done, sink_position=sunk.position, is_reset=is_reset)
 
     def _in_log(self, partition: str, found: ResumePosition, ends: PartitionEnds) -> int:
         if found.position is None:

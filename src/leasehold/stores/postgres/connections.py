@@ -14,7 +14,7 @@ import anyio
 import psycopg
 
 from leasehold.errors import StoreUnavailable
-from leasehold.stores.postgres.driver_errors import explained, passes
+from leasehold.stores.postgres.driver_errors import is_transient, to_store_error
 from leasehold.stores.postgres.migrations import queries
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Connections:
         except TimeoutError as error:
             cause = failed[-1] if failed else error
             raise StoreUnavailable(
-                f"{explained(cause, self.address)} (given up after {self._patience_s:g} s)"
+                f"{to_store_error(cause, self.address)} (given up after {self._patience_s:g} s)"
             ) from cause
 
     @asynccontextmanager
@@ -75,7 +75,7 @@ class Connections:
                 yield connection
             except BaseException as error:
                 await connection.close()
-                if isinstance(error, psycopg.Error) and passes(error):
+                if isinstance(error, psycopg.Error) and is_transient(error):
                     # The others were made before the trouble and may be just as broken.
                     await self._drop_idle()
                 raise
@@ -98,8 +98,8 @@ class Connections:
                     cursor = await connection.execute(query, values)
                     return await cursor.fetchone() or ()
             except psycopg.Error as error:
-                if not passes(error):
-                    raise explained(error, self.address) from error
+                if not is_transient(error):
+                    raise to_store_error(error, self.address) from error
                 failed.append(error)
             await self._clock.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)

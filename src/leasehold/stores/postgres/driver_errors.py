@@ -1,4 +1,4 @@
-"""What the driver's errors mean: which of them pass, and what to do about those that do not."""
+"""What the driver's errors mean: which are transient, and what to do about the others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 # Class 08 and no code at all: the connection broke. 57P0x: the server stops or starts.
 # 53300: too many connections. 40001 and 40P01: another transaction was in the way.
-_PASSING = ("08", "57P0", "53300", "40001", "40P01")
+_TRANSIENT = ("08", "57P0", "53300", "40001", "40P01")
 # 57014: statement timeout or cancelled by hand. 55P03: lock timeout. 53: out of resources.
 _UNAVAILABLE = ("57014", "55P03", "53")
 _ADVICE = {
@@ -30,34 +30,34 @@ _ADVICE = {
 }
 
 
-def passes(error: psycopg.Error) -> bool:
-    """Whether the same call may well succeed on a new connection in a moment."""
+def is_transient(error: psycopg.Error) -> bool:
+    """Return whether the same call may succeed on a new connection in a moment."""
     if error.sqlstate is None:
         return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
-    return error.sqlstate.startswith(_PASSING)
+    return error.sqlstate.startswith(_TRANSIENT)
 
 
-def explained(error: Exception, address: DatabaseAddress) -> LeaseholdError:
-    """The error to raise: what, why (in the driver's words), and what to do."""
+def to_store_error(error: Exception, address: DatabaseAddress) -> LeaseholdError:
+    """Return the error to raise: what failed, why (the driver's text), and what to do."""
     code = (error.sqlstate or "") if isinstance(error, psycopg.Error) else ""
-    words = _words(error)
+    message = _driver_message(error)
     if code in _ADVICE:
         return StoreUnusable(
-            f"PostgreSQL at {address.where} can not serve: {words}; {_ADVICE[code]}"
+            f"PostgreSQL at {address.where} can not serve: {message}; {_ADVICE[code]}"
         )
     if isinstance(error, psycopg.DataError):
-        return InvalidName(f"PostgreSQL can not keep a text or number of this call: {words}")
-    if code.startswith(_UNAVAILABLE) or not code or code.startswith(_PASSING):
+        return InvalidName(f"PostgreSQL can not keep a text or number of this call: {message}")
+    if code.startswith(_UNAVAILABLE) or not code or code.startswith(_TRANSIENT):
         return StoreUnavailable(
-            f"no answer from PostgreSQL at {address.where}: {words}; see that the server runs "
+            f"no answer from PostgreSQL at {address.where}: {message}; see that the server runs "
             "and is reachable, and that user, password and database are right"
         )
     return StoreUnusable(
-        f"PostgreSQL at {address.where} refused: {words} (SQLSTATE {code}); see the server's log"
+        f"PostgreSQL at {address.where} refused: {message} (SQLSTATE {code}); see the server's log"
     )
 
 
-def _words(error: Exception) -> str:
+def _driver_message(error: Exception) -> str:
     # The full text of a driver's error may quote the row it is about, token included.
     first = error.diag.message_primary if isinstance(error, psycopg.Error) else None
     return " ".join((first or str(error)).split()) or type(error).__name__

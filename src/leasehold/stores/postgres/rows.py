@@ -1,4 +1,4 @@
-"""Records to rows and back. What comes back is JSON made by the functions in ``sql/``."""
+"""Convert records to rows and back. Answers are JSON made by the functions in ``sql/``."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _NOT_FINITE = {str(each): each for each in (math.inf, -math.inf, math.nan)}
 
 
 def to_info(info: MemberInfo | None) -> str | None:
-    """What a member says of itself, as JSON. JSON has no infinity: such a number goes as text."""
+    """Return a member's info as JSON. JSON has no infinity: such a number becomes text."""
     if info is None:
         return None
     return json.dumps(
@@ -49,7 +49,7 @@ def to_info(info: MemberInfo | None) -> str | None:
 
 
 def to_columns(ownerships: Iterable[Ownership]) -> dict[str, list[Any]]:
-    """Ownerships as one array for each column."""
+    """Return ownerships as one array for each column."""
     owned = list(ownerships)
     return {
         "keys": [id_of_key(each.key) for each in owned],
@@ -66,18 +66,18 @@ def to_changes(
     ended: list[Row] | None,
     next_end_s: float | None,
 ) -> Changes:
-    """The answer to a renewal; a list without rows comes as None."""
+    """Convert the answer to a renewal; a list without rows comes as None."""
     return Changes(
         version=version,
         resources=tuple(to_resource(row) for row in resources or ()),
-        members=tuple(to_peer(row) for row in members or ()),
+        members=tuple(to_member(row) for row in members or ()),
         ended=tuple(to_term(row) for row in ended or ()),
         next_end_s=next_end_s,
     )
 
 
 def to_resource(row: Row) -> Resource:
-    """A key as anybody sees it."""
+    """Convert a key."""
     breaking_s = row["breaking_s"]
     return Resource(
         **row
@@ -88,8 +88,8 @@ def to_resource(row: Row) -> Resource:
     )
 
 
-def to_peer(row: Row) -> MemberRecord:
-    """A member as the others see it. A field that only a newer Leasehold knows is passed over."""
+def to_member(row: Row) -> MemberRecord:
+    """Convert a member. A field that only a newer Leasehold knows is skipped."""
     stored = row["info"]
     info = {name: value for name, value in stored.items() if name in _INFO_FIELDS}
     if isinstance(info.get("loads"), dict):
@@ -109,7 +109,7 @@ def to_peer(row: Row) -> MemberRecord:
 
 
 def to_term(row: Row) -> Term:
-    """One ownership from its start to its end."""
+    """Convert a term."""
     ended_at, reason = row["ended_at"], row["reason"]
     return Term(
         key=row["key"],
@@ -123,7 +123,7 @@ def to_term(row: Row) -> Term:
 
 
 def to_checkpoint(row: Row) -> Checkpoint:
-    """A stored position."""
+    """Convert a checkpoint."""
     return Checkpoint(
         key=row["key"],
         epoch=row["epoch"],
@@ -133,7 +133,7 @@ def to_checkpoint(row: Row) -> Checkpoint:
 
 
 def rows(answer: Sequence[Any]) -> list[Row]:
-    """The rows of an answer that is one JSON list; an empty one comes as None."""
+    """Return the rows of an answer that is one JSON list; an empty one comes as None."""
     return answer[0] or []
 
 

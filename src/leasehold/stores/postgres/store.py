@@ -13,12 +13,12 @@ from leasehold.stores.postgres import migrations
 from leasehold.stores.postgres import rows as to
 from leasehold.stores.postgres.address import DatabaseAddress
 from leasehold.stores.postgres.connections import Connections
-from leasehold.stores.postgres.driver_errors import explained
-from leasehold.stores.postgres.long_names import id_of_group, id_of_key, to_remember
+from leasehold.stores.postgres.driver_errors import to_store_error
+from leasehold.stores.postgres.long_names import id_of_group, id_of_key, long_name_columns
 from leasehold.stores.validation import (
     HISTORY_LIMIT,
     RELEASED_BY,
-    check_suggestion,
+    check_hand_over_request,
     checked_keys,
     checked_lease,
     checked_notes,
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
         Term,
     )
 
-_PATIENCE = timedelta(seconds=5)
+_TIMEOUT = timedelta(seconds=5)
 _MAX_CONNECTIONS = 4
 # A migration may have to wait for one that another host is at, and for its disk.
 _MIGRATION_LIMIT_S = 60.0
@@ -62,24 +62,24 @@ class PostgresStore:
 
     @property
     def url(self) -> str:
-        """See ``Store``."""
+        """The URL of the store, without secrets."""
         return self._connections.address.url
 
     async def declare(self, keys: Sequence[str]) -> int:
-        """See ``Store``."""
+        """Declare keys; return how many are new."""
         ids = {id_of_key(key): key for key in checked_keys(keys)}
-        (new,) = await self._ask("declare", keys=list(ids), **to_remember(ids.items()))
+        (new,) = await self._ask("declare", keys=list(ids), **long_name_columns(ids.items()))
         return int(new)
 
     async def forget(self, keys: Sequence[str]) -> int:
-        """See ``Store``."""
+        """Forget keys without an owner; return how many were forgotten."""
         (gone,) = await self._ask("forget", keys=[id_of_key(key) for key in checked_keys(keys)])
         return int(gone)
 
     async def grant(
         self, *, holder: str, token: str, group: str, duration: timedelta, info: MemberInfo
     ) -> Lease:
-        """See ``Store``."""
+        """Grant a lease."""
         asked = checked_lease(holder=holder, token=token, group=group, duration=duration)
         group_id = id_of_group(group)
         lost, granted_group, duration_s = await self._ask(
@@ -91,30 +91,30 @@ class PostgresStore:
             info=to.to_info(info),
             remember_s=purge_after_s("any/group"),
             remember_loose_s=purge_after_s(""),
-            **to_remember([(group_id, group)]),
+            **long_name_columns([(group_id, group)]),
         )
-        _refuse_lost(holder, lost)
+        _raise_if_lost(holder, lost)
         return Lease(holder=holder, token=token, group=granted_group, duration_s=duration_s)
 
     async def renew(
         self, lease: Lease, *, since: int = 0, info: MemberInfo | None = None
     ) -> Changes:
-        """See ``Store``."""
+        """Extend a lease; return what changed."""
         lost, *changes = await self._ask(
             "renew", holder=lease.holder, token=lease.token, since=since, info=to.to_info(info)
         )
-        _refuse_lost(lease.holder, lost)
+        _raise_if_lost(lease.holder, lost)
         return to.to_changes(*changes)
 
     async def revoke(self, lease: Lease) -> None:
-        """See ``Store``."""
+        """End a lease and all that it holds."""
         await self._ask("revoke", holder=lease.holder, token=lease.token)
 
     async def claim(
         self, lease: Lease, wanted: Sequence[KeyClaim], *, force: bool = False
     ) -> Sequence[Ownership]:
-        """See ``Store``."""
-        lost, places, epochs = await self._ask(
+        """Claim keys under a lease; return what was won."""
+        lost, indexes, epochs = await self._ask(
             "claim",
             holder=lease.holder,
             token=lease.token,
@@ -124,16 +124,16 @@ class PostgresStore:
             force=force,
             keep=HISTORY_LIMIT,
         )
-        _refuse_lost(lease.holder, lost)
+        _raise_if_lost(lease.holder, lost)
         return [
             Ownership(
-                key=wanted[place - 1].key, epoch=epoch, holder=lease.holder, token=lease.token
+                key=wanted[index - 1].key, epoch=epoch, holder=lease.holder, token=lease.token
             )
-            for place, epoch in zip(places or (), epochs or (), strict=True)
+            for index, epoch in zip(indexes or (), epochs or (), strict=True)
         ]
 
     async def ask(self, lease: Lease, wanted: KeyClaim) -> bool:
-        """See ``Store``."""
+        """Ask the owner of a key to hand it over."""
         lost, stands = await self._ask(
             "ask",
             holder=lease.holder,
@@ -141,35 +141,35 @@ class PostgresStore:
             key=id_of_key(wanted.key),
             seen=wanted.seen_epoch,
         )
-        _refuse_lost(lease.holder, lost)
+        _raise_if_lost(lease.holder, lost)
         return bool(stands)
 
     async def hand_over(self, hand_overs: Sequence[HandOver], *, limit: timedelta) -> Sequence[str]:
-        """See ``Store``."""
-        (places,) = await self._ask(
+        """Hand keys over to other holders; return the keys that were passed."""
+        (indexes,) = await self._ask(
             "hand_over",
             **to.to_columns(each.ownership for each in hand_overs),
             to=[each.to for each in hand_overs],
             notes=[each.note for each in hand_overs],
             limit_s=limit_s(limit, what="hand-over limit"),
         )
-        return [hand_overs[place - 1].ownership.key for place in places]
+        return [hand_overs[index - 1].ownership.key for index in indexes]
 
     async def release(
         self, ownerships: Sequence[Ownership], *, notes: Mapping[str, str] | None = None
     ) -> Sequence[str]:
-        """See ``Store``."""
+        """Release keys; return those that are released."""
         checked = checked_notes(ownerships, notes)
-        (places,) = await self._ask(
+        (indexes,) = await self._ask(
             "release",
             **to.to_columns(ownerships),
             notes=[checked.get(each.key) for each in ownerships],
             reasons=[reason.value for reason in RELEASED_BY],
         )
-        return [ownerships[place - 1].key for place in places]
+        return [ownerships[index - 1].key for index in indexes]
 
     async def break_(self, key: str, *, epoch: int, after: timedelta) -> Resource | None:
-        """See ``Store``."""
+        """Break one ownership, after a while."""
         after_s = limit_s(after, what="break period")
         known, shown = await self._ask("break", key=id_of_key(key), epoch=epoch, after_s=after_s)
         if not known:
@@ -177,43 +177,43 @@ class PostgresStore:
         return None if shown is None else to.to_resource(shown)
 
     async def checkpoint(self, marks: Sequence[CheckpointWrite]) -> Mapping[str, Refusal]:
-        """See ``Store``."""
-        places, refusals = await self._ask(
+        """Write checkpoints; return the refused ones."""
+        indexes, refusals = await self._ask(
             "checkpoint",
             **to.to_columns(each.ownership for each in marks),
             sequences=[each.position.sequence_number for each in marks],
             offsets=[each.position.offset for each in marks],
         )
         return {
-            marks[place - 1].ownership.key: Refusal(refusal)
-            for place, refusal in zip(places or (), refusals or (), strict=True)
+            marks[index - 1].ownership.key: Refusal(refusal)
+            for index, refusal in zip(indexes or (), refusals or (), strict=True)
         }
 
     async def annotate(self, notes: Sequence[Note]) -> Sequence[str]:
-        """See ``Store``."""
-        (places,) = await self._ask(
+        """Replace the notes of terms; return the refused keys."""
+        (indexes,) = await self._ask(
             "annotate",
             **to.to_columns(each.ownership for each in notes),
             texts=[each.text for each in notes],
         )
-        return list(dict.fromkeys(notes[place - 1].ownership.key for place in places))
+        return list(dict.fromkeys(notes[index - 1].ownership.key for index in indexes))
 
     async def request_hand_over(self, key: str, *, epoch: int, to: str) -> bool:
-        """See ``Store``."""
-        check_suggestion(key, epoch=epoch, to=to)
+        """Request that the owner hands a key over."""
+        check_hand_over_request(key, epoch=epoch, to=to)
         (stands,) = await self._ask("suggest", key=id_of_key(key), epoch=epoch, to=to)
         return bool(stands)
 
     async def request_leave(self, holder: str) -> bool:
-        """See ``Store``."""
-        (told,) = await self._ask("dismiss", holder=check_name(holder, what="holder"))
-        return bool(told)
+        """Request that a member leaves its group."""
+        (requested,) = await self._ask("dismiss", holder=check_name(holder, what="holder"))
+        return bool(requested)
 
     async def reset(self, positions: Mapping[str, Position | None]) -> Mapping[str, str]:
-        """See ``Store``."""
+        """Set or remove checkpoints of keys without an owner; return the owners of the others."""
         checked = checked_positions(positions)
         keys = list(checked)
-        unknown, places, holders = await self._ask(
+        unknown, indexes, holders = await self._ask(
             "reset",
             keys=[id_of_key(key) for key in keys],
             sequences=[each.sequence_number if each else None for each in checked.values()],
@@ -223,49 +223,49 @@ class PostgresStore:
         if unknown:
             raise unknown_key(keys[unknown[0] - 1])
         return {
-            keys[place - 1]: holder
-            for place, holder in zip(places or (), holders or (), strict=True)
+            keys[index - 1]: holder
+            for index, holder in zip(indexes or (), holders or (), strict=True)
         }
 
     async def groups(self) -> Sequence[str]:
-        """See ``Store``."""
+        """List the groups that have keys."""
         (found,) = await self._ask("groups")
         return sorted(found or ())
 
     async def checkpoints(self, group: str) -> Mapping[str, Checkpoint]:
-        """See ``Store``."""
+        """Read the checkpoints of a group."""
         found = to.rows(await self._ask("checkpoints", group=id_of_group(group)))
         return {row["key"]: to.to_checkpoint(row) for row in found}
 
     async def resources(self, group: str) -> Mapping[str, Resource]:
-        """See ``Store``."""
+        """Read the keys of a group."""
         found = to.rows(await self._ask("resources", group=id_of_group(group)))
         return {row["key"]: to.to_resource(row) for row in found}
 
     async def members(self, group: str) -> Mapping[str, MemberRecord]:
-        """See ``Store``."""
+        """Read the members of a group."""
         found = to.rows(await self._ask("peers", group=id_of_group(group)))
-        return {row["holder"]: to.to_peer(row) for row in found}
+        return {row["holder"]: to.to_member(row) for row in found}
 
     async def history(self, key: str, *, limit: int = 10) -> Sequence[Term]:
-        """See ``Store``."""
+        """Read the terms of a key, newest first."""
         found = to.rows(await self._ask("history", key=id_of_key(key), limit=max(0, limit)))
         return [to.to_term(row) for row in found]
 
     async def fenced_writes(self, group: str) -> int:
-        """See ``Store``."""
+        """Return how many writes were fenced in a group."""
         (writes,) = await self._ask("fenced_writes", group=id_of_group(group))
         return int(writes)
 
     async def close(self) -> None:
-        """See ``Store``."""
+        """Close the store; no lease ends by that."""
         await self._connections.close()
 
     async def _ask(self, query: str, **values: object) -> tuple[Any, ...]:
         return await self._connections.ask(migrations.queries()[query], values)
 
 
-async def open_url(url: str, clock: Clock, *, patience: timedelta = _PATIENCE) -> PostgresStore:
+async def open_url(url: str, clock: Clock, *, patience: timedelta = _TIMEOUT) -> PostgresStore:
     """Connect, and bring the schema up to date where it is not.
 
     ``patience`` is how long a call may take in all, the repetitions after a broken connection
@@ -285,14 +285,14 @@ async def open_url(url: str, clock: Clock, *, patience: timedelta = _PATIENCE) -
             await clock.bounded(migrations.apply(connections, steps), seconds=_MIGRATION_LIMIT_S)
     except (psycopg.Error, TimeoutError) as error:
         await connections.close()
-        raise explained(error, address) from error
+        raise to_store_error(error, address) from error
     except BaseException:
         await connections.close()
         raise
     return PostgresStore(connections)
 
 
-def _refuse_lost(holder: str, reason: str | None) -> None:
+def _raise_if_lost(holder: str, reason: str | None) -> None:
     """Raise what the functions in ``sql/`` can not: an error there would undo their step."""
     if reason is not None:
         raise lost_lease(holder, reason)

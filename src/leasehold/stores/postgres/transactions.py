@@ -1,15 +1,11 @@
-"""Transactions in which a caller's own statements and its checkpoint are committed as one.
+"""Transactions that commit a caller's statements and its checkpoint as one.
 
-Exactly once, on PostgreSQL: what the block wrote and the position that says so are both there or
-both not, and only if the ownership still stood. See ``guard`` for why nobody can come in between.
+Exactly once, on PostgreSQL: what the block wrote and its checkpoint are committed together or not
+at all, and only if the ownership still holds. ``transaction_fence`` explains why no other owner can
+come in between.
 
-The connections are its own and are kept for the next block: at most ``max_connections`` that are
-awaited, and as many that block.
-
-Connections that are lent to callers: a bounded number, clean each time, never a broken one.
-
-Those that are awaited and those that block differ only in what the driver forces; what is decided
-about them is decided in ``Lender``.
+The connections come from two pools: at most ``max_connections`` asyncio ones, and as many that
+block. A caller never gets a broken connection, or one with state of an earlier block.
 """
 
 from __future__ import annotations
@@ -29,12 +25,12 @@ from psycopg.rows import tuple_row
 
 from leasehold.errors import StoreUnavailable, UsageError
 from leasehold.stores.postgres.address import DatabaseAddress
-from leasehold.stores.postgres.driver_errors import explained, passes
+from leasehold.stores.postgres.driver_errors import is_transient, to_store_error
 from leasehold.stores.postgres.transaction_fence import (
     FencedCheckpoint,
     TransactionFence,
     TransactionStage,
-    cleaned,
+    clean_session,
     rolled_back_by_caller,
 )
 
@@ -46,42 +42,42 @@ if TYPE_CHECKING:
     from leasehold.stores.postgres.transaction_fence import Steps
 
 T = TypeVar("T")
-Awaited: TypeAlias = psycopg.AsyncConnection[tuple[Any, ...]]
-Blocking: TypeAlias = psycopg.Connection[tuple[Any, ...]]
-C = TypeVar("C", Awaited, Blocking)
+AsyncConnection: TypeAlias = psycopg.AsyncConnection[tuple[Any, ...]]
+BlockingConnection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
+C = TypeVar("C", AsyncConnection, BlockingConnection)
 
 _PREPARE_AFTER = 5
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 0.5
-# One that rested for longer is asked first if it still lives: the server may have been restarted.
+# A connection that was idle for longer is checked first: the server may have been restarted.
 _FRESH_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
-    """How many connections, to where, and how long to wait for what."""
+class PoolOptions:
+    """The size, address and timeouts of a pool."""
 
     address: DatabaseAddress
     clock: Clock
-    most: int
-    patience_s: float
-    room_s: float
+    max_connections: int
+    timeout_s: float
+    pool_timeout_s: float
 
     def conninfo(self) -> str:
-        """For the driver alone. A server that vanishes without a word is noticed in time."""
-        beat_s = str(max(1, int(self.patience_s / 3)))
+        """Return the conninfo for the driver, with keepalives that detect a lost server in time."""
+        keepalive_s = str(max(1, int(self.timeout_s / 3)))
         own = {
-            "tcp_user_timeout": str(int(self.patience_s * 1000)),
-            "keepalives_idle": beat_s,
-            "keepalives_interval": beat_s,
+            "tcp_user_timeout": str(int(self.timeout_s * 1000)),
+            "keepalives_idle": keepalive_s,
+            "keepalives_interval": keepalive_s,
             "keepalives_count": "2",
         }
         given = {key: str(value) for key, value in conninfo_to_dict(self.address.conninfo).items()}
         return make_conninfo(**own | given)
 
 
-async def awaited(connection: Awaited, steps: Steps[T]) -> T:
-    """Take the steps on a connection that is awaited, whatever its caller has set on it."""
+async def run_steps(connection: AsyncConnection, steps: Steps[T]) -> T:
+    """Run the steps on an asyncio connection, whatever its caller has set on it."""
     cursor = psycopg.AsyncCursor(connection, row_factory=tuple_row)
     row: tuple[Any, ...] | None = None
     while True:
@@ -96,8 +92,8 @@ async def awaited(connection: Awaited, steps: Steps[T]) -> T:
         row = (await cursor.fetchone() if cursor.description else None) or ()
 
 
-def blocking(connection: Blocking, steps: Steps[T]) -> T:
-    """The same on a connection that blocks."""
+def run_steps_blocking(connection: BlockingConnection, steps: Steps[T]) -> T:
+    """Run the steps on a connection that blocks."""
     cursor = psycopg.Cursor(connection, row_factory=tuple_row)
     row: tuple[Any, ...] | None = None
     while True:
@@ -112,14 +108,13 @@ def blocking(connection: Blocking, steps: Steps[T]) -> T:
         row = (cursor.fetchone() if cursor.description else None) or ()
 
 
-class Lender(Generic[C]):
-    """What is decided about connections, of whichever kind."""
+class ConnectionPool(Generic[C]):
+    """What both kinds of pools have in common."""
 
-    def __init__(self, terms: Terms) -> None:
-        """Connect to nothing yet."""
-        self._terms = terms
-        self._clock = terms.clock
-        self._conninfo = terms.conninfo()
+    def __init__(self, options: PoolOptions) -> None:
+        self._options = options
+        self._clock = options.clock
+        self._conninfo = options.conninfo()
         self._idle: list[tuple[C, float]] = []
         self._closed = threading.Event()
 
@@ -128,102 +123,96 @@ class Lender(Generic[C]):
             raise UsageError("these transactions were closed: open them anew")
 
     def _take(self) -> tuple[C, bool] | None:
-        """An idle connection, and whether it may have died meanwhile."""
+        """Take an idle connection, and whether it may have been closed by the server."""
         try:
             connection, since_s = self._idle.pop()
         except IndexError:
             return None
-        aged = self._clock.boottime_s() - since_s > _FRESH_S
-        return connection, aged or _has_news(connection)
+        old = self._clock.boottime_s() - since_s > _FRESH_S
+        return connection, old or _has_unread_data(connection)
 
-    def _fit(self, connection: C) -> bool:
-        """Whether it may be kept: it lives, no transaction is open, and we are not closing."""
+    def _is_reusable(self, connection: C) -> bool:
+        """Return whether to keep it: no transaction is open, and the pool is open."""
         status = connection.info.transaction_status
         return status is TransactionStatus.IDLE and not self._closed.is_set()
 
     def _put(self, connection: C) -> None:
         self._idle.append((connection, self._clock.boottime_s()))
 
-    def _pauses(self) -> Iterator[float]:
-        """How long to pause after each attempt to connect, until the patience is over."""
-        until_s, pause_s = self._clock.boottime_s() + self._terms.patience_s, _FIRST_PAUSE_S
+    def _connect_pauses(self) -> Iterator[float]:
+        """Yield the pause after each attempt to connect, until the timeout."""
+        until_s, pause_s = self._clock.boottime_s() + self._options.timeout_s, _FIRST_PAUSE_S
         while self._clock.boottime_s() + pause_s < until_s:
             yield pause_s
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _pause_s(self, pauses: Iterator[float], error: psycopg.Error) -> float:
-        """The next pause. Raises what to tell the caller if there is none."""
-        if not passes(error):
-            raise explained(error, self._terms.address) from error
+        """Return the next pause; raise the error for the caller if there is none."""
+        if not is_transient(error):
+            raise to_store_error(error, self._options.address) from error
         pause_s = next(pauses, None)
         if pause_s is None or self._closed.is_set():
             raise StoreUnavailable(
-                f"{explained(error, self._terms.address)} (given up after "
-                f"{self._terms.patience_s:g} s); no transaction was begun"
+                f"{to_store_error(error, self._options.address)} (given up after "
+                f"{self._options.timeout_s:g} s); no transaction was begun"
             ) from error
         return pause_s
 
-    def _no_room(self) -> StoreUnavailable:
+    def _no_free_connection(self) -> StoreUnavailable:
         return StoreUnavailable(
-            f"other blocks kept all {self._terms.most} connections to {self._terms.address.where} "
-            f"busy for {self._terms.room_s:g} s: make the blocks shorter, or allow more "
+            f"other blocks kept all {self._options.max_connections} connections to "
+            f"{self._options.address.where} busy for {self._options.pool_timeout_s:g} s: make the "
+            "blocks shorter, or allow more "
             "connections; no transaction was begun"
         )
 
 
-def _has_news(connection: Awaited | Blocking) -> bool:
-    """Whether the server has said something unasked: nearly always its last word."""
+def _has_unread_data(connection: AsyncConnection | BlockingConnection) -> bool:
+    """Return whether the server has sent something unasked: nearly always that it ends."""
     socket = select.poll()
     socket.register(connection.fileno(), select.POLLIN)
     return bool(socket.poll(0))
 
 
-class AwaitedLender(Lender[Awaited]):
-    """For one event loop: the one in which it is used first."""
+class AsyncPool(ConnectionPool[AsyncConnection]):
+    """Connections for one event loop: the one that uses it first."""
 
-    def __init__(self, terms: Terms) -> None:
-        """Connect to nothing yet."""
-        super().__init__(terms)
-        self._room = anyio.Semaphore(terms.most)
+    def __init__(self, options: PoolOptions) -> None:
+        super().__init__(options)
+        self._slots = anyio.Semaphore(options.max_connections)
 
     @asynccontextmanager
-    async def lent(self) -> AsyncIterator[Awaited]:
-        """A connection for this block alone. It is kept if it can be cleaned, else closed.
-
-        Raises:
-            UsageError: closed.
-            StoreUnavailable: no connection can be had; or none is free.
-            StoreUnusable: the server refuses us.
-        """
+    async def connection(self) -> AsyncIterator[AsyncConnection]:
+        """Give this block a connection. It is kept afterwards if it can be cleaned."""
         self._check_open()
         try:
-            await self._clock.bounded(self._room.acquire(), seconds=self._terms.room_s)
+            await self._clock.bounded(self._slots.acquire(), seconds=self._options.pool_timeout_s)
         except TimeoutError as error:
-            raise self._no_room() from error
+            raise self._no_free_connection() from error
         try:
-            connection = await self._rested() or await self._connected()
+            connection = await self._idle_connection() or await self._connected()
             try:
                 yield connection
             finally:
-                await self._put_back(connection)
+                await self._return(connection)
         finally:
-            self._room.release()
+            self._slots.release()
 
     async def close(self) -> None:
-        """Close what is idle now, and the rest when its block ends."""
+        """Close idle connections now, and the others when their block ends."""
         self._closed.set()
         await self._drop_idle()
 
-    async def _rested(self) -> Awaited | None:
+    async def _idle_connection(self) -> AsyncConnection | None:
         while (taken := self._take()) is not None:
-            connection, doubtful = taken
-            if not doubtful or await self._clean(connection):
+            connection, maybe_dead = taken
+            if not maybe_dead or await self._clean(connection):
                 return connection
             await connection.close()
         return None
 
-    async def _connected(self) -> Awaited:
-        pauses = self._pauses()
+    async def _connected(self) -> AsyncConnection:
+        pauses = self._connect_pauses()
         while True:
             try:
                 connection = await psycopg.AsyncConnection.connect(
@@ -237,27 +226,27 @@ class AwaitedLender(Lender[Awaited]):
                 pause_s = self._pause_s(pauses, error)
             await self._clock.sleep(pause_s)
 
-    async def _clean(self, connection: Awaited) -> bool:
+    async def _clean(self, connection: AsyncConnection) -> bool:
         try:
-            steps = awaited(connection, cleaned())
-            await self._clock.bounded(steps, seconds=self._terms.patience_s)
+            steps = run_steps(connection, clean_session())
+            await self._clock.bounded(steps, seconds=self._options.timeout_s)
         except (psycopg.Error, TimeoutError):
             return False
         except BaseException:
             await connection.close()
             raise
-        return self._fit(connection)
+        return self._is_reusable(connection)
 
-    async def _put_back(self, connection: Awaited) -> None:
+    async def _return(self, connection: AsyncConnection) -> None:
         connection.row_factory, connection.cursor_factory = tuple_row, psycopg.AsyncCursor
         connection.prepare_threshold = _PREPARE_AFTER
         broken = connection.broken
-        if self._fit(connection) and await self._clean(connection):
+        if self._is_reusable(connection) and await self._clean(connection):
             self._put(connection)
         else:
             await connection.close()
         if broken or self._closed.is_set():
-            # The others were made before the trouble and may be just as broken.
+            # The others were opened before the failure and may be broken too.
             await self._drop_idle()
 
     async def _drop_idle(self) -> None:
@@ -265,44 +254,43 @@ class AwaitedLender(Lender[Awaited]):
             await taken[0].close()
 
 
-class BlockingLender(Lender[Blocking]):
-    """The same, for any number of threads."""
+class BlockingPool(ConnectionPool[BlockingConnection]):
+    """Connections for any number of threads."""
 
-    def __init__(self, terms: Terms) -> None:
-        """Connect to nothing yet."""
-        super().__init__(terms)
-        self._room = threading.Semaphore(terms.most)
+    def __init__(self, options: PoolOptions) -> None:
+        super().__init__(options)
+        self._slots = threading.Semaphore(options.max_connections)
 
     @contextmanager
-    def lent(self) -> Iterator[Blocking]:
-        """See ``AwaitedLender``."""
+    def connection(self) -> Iterator[BlockingConnection]:
+        """Give this block a connection; see ``AsyncPool``."""
         self._check_open()
-        if not self._room.acquire(timeout=self._terms.room_s):
-            raise self._no_room()
+        if not self._slots.acquire(timeout=self._options.pool_timeout_s):
+            raise self._no_free_connection()
         try:
-            connection = self._rested() or self._connected()
+            connection = self._idle_connection() or self._connected()
             try:
                 yield connection
             finally:
-                self._put_back(connection)
+                self._return(connection)
         finally:
-            self._room.release()
+            self._slots.release()
 
     def close(self) -> None:
-        """See ``AwaitedLender``."""
+        """Close idle connections now, and the others when their block ends."""
         self._closed.set()
         self._drop_idle()
 
-    def _rested(self) -> Blocking | None:
+    def _idle_connection(self) -> BlockingConnection | None:
         while (taken := self._take()) is not None:
-            connection, doubtful = taken
-            if not doubtful or self._clean(connection):
+            connection, maybe_dead = taken
+            if not maybe_dead or self._clean(connection):
                 return connection
             connection.close()
         return None
 
-    def _connected(self) -> Blocking:
-        pauses = self._pauses()
+    def _connected(self) -> BlockingConnection:
+        pauses = self._connect_pauses()
         while True:
             try:
                 connection = psycopg.Connection.connect(
@@ -316,18 +304,18 @@ class BlockingLender(Lender[Blocking]):
                 pause_s = self._pause_s(pauses, error)
             self._closed.wait(pause_s)
 
-    def _clean(self, connection: Blocking) -> bool:
+    def _clean(self, connection: BlockingConnection) -> bool:
         try:
-            blocking(connection, cleaned())
+            run_steps_blocking(connection, clean_session())
         except psycopg.Error:
             return False
-        return self._fit(connection)
+        return self._is_reusable(connection)
 
-    def _put_back(self, connection: Blocking) -> None:
+    def _return(self, connection: BlockingConnection) -> None:
         connection.row_factory, connection.cursor_factory = tuple_row, psycopg.Cursor
         connection.prepare_threshold = _PREPARE_AFTER
         broken = connection.broken
-        if self._fit(connection) and self._clean(connection):
+        if self._is_reusable(connection) and self._clean(connection):
             self._put(connection)
         else:
             connection.close()
@@ -340,18 +328,17 @@ class BlockingLender(Lender[Blocking]):
 
 
 _MAX_CONNECTIONS = 8
-_PATIENCE = timedelta(seconds=5)
-_ROOM = timedelta(seconds=60)
+_TIMEOUT = timedelta(seconds=5)
+_POOL_TIMEOUT = timedelta(seconds=60)
 
 
 class Transactions:
-    """One for each processor; what is awaited belongs to the event loop that used it first."""
+    """One for each processor. Its asyncio side belongs to the event loop that uses it first."""
 
-    def __init__(self, terms: Terms) -> None:
-        """Made by ``of``. Connects to nothing yet."""
-        self._terms = terms
-        self._awaited = AwaitedLender(terms)
-        self._blocking = BlockingLender(terms)
+    def __init__(self, options: PoolOptions) -> None:
+        self._options = options
+        self._async_pool = AsyncPool(options)
+        self._blocking_pool = BlockingPool(options)
 
     @classmethod
     def of(
@@ -360,120 +347,116 @@ class Transactions:
         *,
         clock: Clock,
         max_connections: int = _MAX_CONNECTIONS,
-        patience: timedelta = _PATIENCE,
-        room: timedelta = _ROOM,
+        timeout: timedelta = _TIMEOUT,
+        pool_timeout: timedelta = _POOL_TIMEOUT,
     ) -> Self:
-        """For the database that holds the leases. Connects to nothing yet.
+        """Make it for the database that holds the leases. Does not connect yet.
 
-        ``patience`` is how long to try to connect, and to wait for the check and for the commit;
-        ``room`` how long a block may wait until one of the connections is free.
-
-        Raises:
-            InvalidUrl: the URL can not be read.
-            UsageError: less than one connection.
+        ``timeout`` limits connecting, the check and the commit; ``pool_timeout`` is how long a
+        block may wait for a free connection.
         """
         if max_connections < 1:
             raise UsageError(f"max_connections must be 1 or more, not {max_connections}")
         return cls(
-            Terms(
+            PoolOptions(
                 address=DatabaseAddress.of(url),
                 clock=clock,
-                most=max_connections,
-                patience_s=patience.total_seconds(),
-                room_s=room.total_seconds(),
+                max_connections=max_connections,
+                timeout_s=timeout.total_seconds(),
+                pool_timeout_s=pool_timeout.total_seconds(),
             )
         )
 
     @asynccontextmanager
     async def begin(
         self, ownership: Ownership, position: Callable[[], Position]
-    ) -> AsyncIterator[Awaited]:
-        """A transaction that is committed with the checkpoint when the block ends.
+    ) -> AsyncIterator[AsyncConnection]:
+        """Run a transaction that commits with the checkpoint when the block ends.
 
-        ``position`` is asked at the end. An error in the block rolls back and goes through as it
-        is. The ownership is judged by the server's clock at the check. If the lease ends between
-        the check and the commit, nobody can have claimed the key: the lock that the check took
-        makes every claim wait for the commit.
+        ``position`` is called at the end. An error in the block rolls back and is raised unchanged.
+        The ownership is checked by the server's clock. If the lease ends between the check and the
+        commit, no other holder can have claimed the key: the lock that the check took makes every
+        claim wait for the commit.
 
         Raises:
             FencedWrite: the ownership has ended; rolled back, and counted by the store.
             CheckpointBehind: the stored position is there already, or ahead: the events up to
                 there are done. Rolled back.
-            UsageError: the block ended its transaction by itself, or left it unusable.
+            UsageError: the block ended its transaction, or left it unusable.
             StoreUnavailable: nothing was committed; or, if the message says that the outcome is
                 unknown, the answer to the commit is missing: read the checkpoint.
             psycopg.errors.SerializationFailure: under REPEATABLE READ or SERIALIZABLE something
                 that was read has changed; rolled back, and may be run again.
         """
-        guard = TransactionFence(ownership=ownership, address=self._terms.address)
-        bounded, limit_s = self._terms.clock.bounded, self._terms.patience_s
-        async with self._awaited.lent() as connection:
+        fence = TransactionFence(ownership=ownership, address=self._options.address)
+        bounded, limit_s = self._options.clock.bounded, self._options.timeout_s
+        async with self._async_pool.connection() as connection:
             try:
                 async with AsyncExitStack() as stack:
                     await stack.enter_async_context(connection.transaction())
-                    await awaited(connection, guard.began())
+                    await run_steps(connection, fence.began())
                     try:
                         yield connection
                     except psycopg.Rollback as error:
                         raise rolled_back_by_caller() from error
                     status = connection.info.transaction_status
-                    await awaited(connection, guard.concluded(status, position))
-                    await bounded(awaited(connection, guard.checked()), seconds=limit_s)
-                    guard.stage = TransactionStage.COMMIT
+                    await run_steps(connection, fence.concluded(status, position))
+                    await bounded(run_steps(connection, fence.checked()), seconds=limit_s)
+                    fence.stage = TransactionStage.COMMIT
                     async with _closed_if_given_up(connection):
                         await bounded(stack.aclose(), seconds=limit_s)
             except Exception as error:
-                meant = error
-                if guard.in_doubt(error):
-                    meant = guard.refusal(error, fenced=await self._judged(connection, guard))
-                meant = guard.meaning(meant, broken=connection.closed)
-                if meant is error:
+                raised = error
+                if fence.needs_recheck(error):
+                    raised = fence.refusal(error, fenced=await self._recheck(connection, fence))
+                raised = fence.meaning(raised, broken=connection.closed)
+                if raised is error:
                     raise
-                raise meant from (None if isinstance(error, FencedCheckpoint) else error)
+                raise raised from (None if isinstance(error, FencedCheckpoint) else error)
 
     @contextmanager
     def begin_blocking(
         self, ownership: Ownership, position: Callable[[], Position]
-    ) -> Iterator[Blocking]:
-        """The same for code that runs in a thread, on a connection that blocks."""
-        guard = TransactionFence(ownership=ownership, address=self._terms.address)
-        with self._blocking.lent() as connection:
+    ) -> Iterator[BlockingConnection]:
+        """Run a transaction on a connection that blocks; see ``begin``."""
+        fence = TransactionFence(ownership=ownership, address=self._options.address)
+        with self._blocking_pool.connection() as connection:
             try:
                 with ExitStack() as stack:
                     stack.enter_context(connection.transaction())
-                    blocking(connection, guard.began())
+                    run_steps_blocking(connection, fence.began())
                     try:
                         yield connection
                     except psycopg.Rollback as error:
                         raise rolled_back_by_caller() from error
                     status = connection.info.transaction_status
-                    blocking(connection, guard.concluded(status, position))
-                    blocking(connection, guard.checked())
-                    guard.stage = TransactionStage.COMMIT
+                    run_steps_blocking(connection, fence.concluded(status, position))
+                    run_steps_blocking(connection, fence.checked())
+                    fence.stage = TransactionStage.COMMIT
                     with _closed_if_given_up_blocking(connection):
                         stack.close()
             except Exception as error:
-                meant = error
-                if guard.in_doubt(error):
-                    meant = guard.refusal(error, fenced=_judged_blocking(connection, guard))
-                meant = guard.meaning(meant, broken=connection.closed)
-                if meant is error:
+                raised = error
+                if fence.needs_recheck(error):
+                    raised = fence.refusal(error, fenced=_recheck_blocking(connection, fence))
+                raised = fence.meaning(raised, broken=connection.closed)
+                if raised is error:
                     raise
-                raise meant from (None if isinstance(error, FencedCheckpoint) else error)
+                raise raised from (None if isinstance(error, FencedCheckpoint) else error)
 
     async def close(self) -> None:
-        """Close what is idle now, and the rest when its block ends."""
-        self._blocking.close()
-        await self._awaited.close()
+        """Close idle connections now, and the others when their block ends."""
+        self._blocking_pool.close()
+        await self._async_pool.close()
 
-    async def _judged(self, connection: Awaited, guard: TransactionFence) -> bool | None:
-        """Whether the write is fenced, in a transaction of its own; None if nobody answers."""
+    async def _recheck(self, connection: AsyncConnection, fence: TransactionFence) -> bool | None:
+        """Return whether the write is fenced, in a new transaction; None without an answer."""
         fenced = False
-        steps, limit_s = guard.judged(), self._terms.patience_s
+        steps, limit_s = fence.rechecked(), self._options.timeout_s
         try:
             async with connection.transaction() as own:
-                fenced = await self._terms.clock.bounded(
-                    awaited(connection, steps), seconds=limit_s
+                fenced = await self._options.clock.bounded(
+                    run_steps(connection, steps), seconds=limit_s
                 )
                 if not fenced:
                     raise psycopg.Rollback(own)
@@ -483,8 +466,8 @@ class Transactions:
 
 
 @asynccontextmanager
-async def _closed_if_given_up(connection: Awaited) -> AsyncIterator[None]:
-    """A commit that nobody waits for any more (time over, cancelled) takes its connection along.
+async def _closed_if_given_up(connection: AsyncConnection) -> AsyncIterator[None]:
+    """Close the connection if the wait for a commit ends early (timed out, cancelled).
 
     The driver may show it as idle, though the answer to the commit is still to come on it.
     """
@@ -498,7 +481,7 @@ async def _closed_if_given_up(connection: Awaited) -> AsyncIterator[None]:
 
 
 @contextmanager
-def _closed_if_given_up_blocking(connection: Blocking) -> Iterator[None]:
+def _closed_if_given_up_blocking(connection: BlockingConnection) -> Iterator[None]:
     try:
         yield
     except psycopg.Error:
@@ -508,11 +491,11 @@ def _closed_if_given_up_blocking(connection: Blocking) -> Iterator[None]:
         raise
 
 
-def _judged_blocking(connection: Blocking, guard: TransactionFence) -> bool | None:
+def _recheck_blocking(connection: BlockingConnection, fence: TransactionFence) -> bool | None:
     fenced = False
     try:
         with connection.transaction() as own:
-            fenced = blocking(connection, guard.judged())
+            fenced = run_steps_blocking(connection, fence.rechecked())
             if not fenced:
                 raise psycopg.Rollback(own)
     except psycopg.Error:

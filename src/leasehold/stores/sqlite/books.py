@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from leasehold.core.lease_rules import Move, judge
+from leasehold.core.lease_rules import Move, evaluate
 from leasehold.model import EndReason, State
 from leasehold.stores.sqlite.rows import SqliteLeaseRow, SqliteResourceRow
 from leasehold.stores.validation import HISTORY_LIMIT, OPERATOR, lost_lease
@@ -126,7 +126,7 @@ class UnitOfWork:
             return False
         mine = row.holder == claimer.holder
         move = Move.ACQUIRE_SAME if mine else Move.ACQUIRE_OTHER
-        if not judge(row.state(self.now), move).granted and (mine or not force):
+        if not evaluate(row.state(self.now), move).granted and (mine or not force):
             return False
         self.settle(row)
         if row.handed_to not in {None, claimer.holder}:
@@ -151,7 +151,7 @@ class UnitOfWork:
         """Keep the key for the one it is handed to; say whether it was passed, now or before."""
         ownership = each.ownership
         move = Move.CHANGE if row.proven_by(ownership) else Move.CHANGE_OTHER
-        if judge(row.state(self.now), move).granted:
+        if evaluate(row.state(self.now), move).granted:
             self.end_term(row, EndReason.HANDED_OVER, note=each.note)
         elif not self._kept_for(row, ownership):
             passed_before = row.epoch == ownership.epoch and row.handed_by == ownership.holder

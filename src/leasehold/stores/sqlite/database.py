@@ -1,17 +1,13 @@
 """One SQLite connection: whole transactions, one at a time, with a fair wait for the lock.
 
-Everything here blocks and runs in a worker thread. A transaction that fails leaves nothing
-behind; one that found the database locked is run again from its beginning.
+Everything here blocks and runs in a worker thread. A transaction that fails changes nothing; one
+that found the database locked is run again from its beginning. Errors of the driver become errors
+of the store that say what to do.
 
-What the driver's errors mean to a user of the store.
-
-How a call waits for a lock that somebody else holds.
-
-SQLite's own busy handler pauses longer and longer, up to 100 ms. Under load that turns fairness
-upside down: who has waited longest asks most seldom, newcomers get in before it, and some writers
-starve for seconds. Here the longest pause *shrinks* the longer a call has waited, so that the one
-that has waited longest asks most often. Each pause is drawn by lot, so that callers do not march
-in step.
+Why not SQLite's own busy handler: it pauses longer and longer, up to 100 ms. Under load that is
+unfair: the call that has waited longest tries least often, new calls overtake it, and some writers
+starve for seconds. Here the longest pause (``LockWait``) shrinks the longer a call has waited, so
+the oldest call tries most often. Each pause is random, so that callers do not synchronise.
 """
 
 from __future__ import annotations
@@ -42,7 +38,7 @@ _BUSY = {
 _READ_ONLY = (
     "is read-only to this process: give it the right to write to the file and its directory"
 )
-_NO_DATABASE = "is no database that Leasehold can read: choose another path"
+_NOT_A_DATABASE = "is no database that Leasehold can read: choose another path"
 _MEANING = {
     sqlite3.SQLITE_READONLY: _READ_ONLY,
     sqlite3.SQLITE_PERM: _READ_ONLY,
@@ -51,17 +47,17 @@ _MEANING = {
     sqlite3.SQLITE_FULL: "has no room to grow, the disk is full: nothing was written; make room",
     sqlite3.SQLITE_IOERR: "can not be read or written: look at the disk and the system's log",
     sqlite3.SQLITE_CORRUPT: "is damaged: stop all that use it and bring back a copy",
-    sqlite3.SQLITE_NOTADB: _NO_DATABASE,
+    sqlite3.SQLITE_NOTADB: _NOT_A_DATABASE,
 }
 
 
 def is_busy(error: sqlite3.Error) -> bool:
-    """Whether somebody else holds the lock: the same again, later, may succeed."""
+    """Return whether another process holds the lock: a later try may succeed."""
     return _kind(error) in _BUSY
 
 
 def unusable(path: Path, error: sqlite3.Error) -> StoreUnusable:
-    """The error for a database that answers and can not serve."""
+    """Return the error for a database that answers and cannot serve."""
     meaning = _MEANING.get(_kind(error), "can not serve")
     return StoreUnusable(f"{path} {meaning} ({error})")
 
@@ -71,26 +67,25 @@ def _kind(error: sqlite3.Error) -> int:
     return int(getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)) & _KIND
 
 
-# Measured with 2 to 24 processes that renew without a pause, on two cores: with a smaller least
-# pause the asking itself takes the processor away from the one that holds the lock.
+# Measured with 2 to 24 processes that renew without a pause, on two cores: with a smaller minimum
+# the tries themselves take the processor away from the lock holder.
 _FIRST_S = 0.020
 _MIN_S = 0.002
 # After this time the longest pause is half of the first one, after twice that a third, ...
 _SHRINK_S = 0.050
 
 
-def longest_pause_s(waited_s: float) -> float:
-    """The upper limit of the next pause of a call that has waited for so long."""
+def max_pause_s(waited_s: float) -> float:
+    """Return the upper limit of the next pause of a call that has waited ``waited_s``."""
     return max(_MIN_S, _FIRST_S / (1 + waited_s / _SHRINK_S))
 
 
 class LockWait:
-    """The waiting of one call, ``limit_s`` in total at most."""
+    """The wait of one call for a lock, at most ``limit_s`` in total."""
 
     def __init__(
         self, limit_s: float, *, rng: random.Random, stopwatch: Callable[[], float]
     ) -> None:
-        """Begin to wait now."""
         self._limit_s = limit_s
         self._rng = rng
         self._stopwatch = stopwatch
@@ -98,15 +93,15 @@ class LockWait:
 
     @property
     def left_s(self) -> float:
-        """What remains of the limit."""
+        """The rest of the limit."""
         return max(0.0, self._limit_s - (self._stopwatch() - self._since))
 
     def pause(self, given_up: threading.Event) -> bool:
-        """Wait a little; False, at once, if the time is over or nobody wants the answer now."""
+        """Pause; False, without a pause, if the time is over or the call was given up."""
         left_s = self.left_s
         if not left_s:
             return False
-        longest_s = longest_pause_s(self._limit_s - left_s)
+        longest_s = max_pause_s(self._limit_s - left_s)
         return not given_up.wait(min(left_s, self._rng.uniform(0.0, longest_s)))
 
 
@@ -117,28 +112,25 @@ _CACHED_STATEMENTS = 128
 
 
 class Transaction:
-    """Statements by name, in the transaction that is open."""
+    """Runs statements by name in an open transaction."""
 
     def __init__(
         self, connection: sqlite3.Connection, texts: Mapping[str, str] | None = None
     ) -> None:
-        """Over a connection in which a transaction has begun.
-
-        ``texts`` are the statements by name; those of the store if none are given.
-        """
+        """``texts`` are the statements by name; by default those of the store."""
         self._connection = connection
         self._texts = queries() if texts is None else texts
 
     def using(self, texts: Mapping[str, str]) -> Transaction:
-        """The same transaction, with other statements."""
+        """Return the same transaction with other statements."""
         return Transaction(self._connection, texts)
 
     def all(self, name: str, **params: str | float | None) -> list[Any]:
-        """All rows of the answer, as tuples."""
+        """Return all rows of the answer, as tuples."""
         return self._connection.execute(self._texts[name], params).fetchall()
 
     def one(self, name: str, **params: str | float | None) -> Any | None:
-        """The first row of the answer."""
+        """Return the first row of the answer; None if there is none."""
         return self._connection.execute(self._texts[name], params).fetchone()
 
     def run(self, name: str, **params: str | float | None) -> int:
@@ -152,11 +144,7 @@ class Transaction:
         return self._connection.executemany(self._texts[name], params).rowcount
 
     def meta(self) -> tuple[int, str]:
-        """The version of the last change, and the boot whose seconds the times are.
-
-        Raises:
-            StoreUnusable: somebody has deleted it.
-        """
+        """Return the version of the last change, and the boot id that the times refer to."""
         found = self.one("meta")
         if found is None:
             raise StoreUnusable("the database has lost its row of meta: bring back a copy")
@@ -179,11 +167,7 @@ class Database:
     """A database file, open. Safe to use from several threads; not in a forked process."""
 
     def __init__(self, path: Path, *, busy_limit_s: float) -> None:
-        """Connect; nothing is read or written yet.
-
-        Raises:
-            StoreUnusable: the file can not be opened.
-        """
+        """Connect; nothing is read or written yet."""
         self.path = path
         self._busy_limit_s = busy_limit_s
         self._pid = os.getpid()
@@ -195,22 +179,17 @@ class Database:
         try:
             self._connection: sqlite3.Connection | None = sqlite3.connect(
                 path,
-                timeout=0.0,  # no busy handler: see patience.py
-                isolation_level=None,  # no transaction but those that are begun here
-                check_same_thread=False,  # the lock sees to it that threads take turns
+                timeout=0.0,  # no busy handler: see ``LockWait``
+                isolation_level=None,  # only explicit transactions
+                check_same_thread=False,  # the lock serialises the threads
                 cached_statements=_CACHED_STATEMENTS,
             )
         except sqlite3.Error as error:
             raise unusable(path, error) from error
 
     def use_write_ahead_log(self) -> None:
-        """Readers and the writer do not hinder each other, and what was committed stays.
-
-        Raises:
-            StoreUnavailable: locked by others for too long.
-            StoreUnusable: the file system can not do it, or the file can not be written.
-        """
-        (mode,) = self._alone(
+        """Switch on the write-ahead log, with a sync at each commit."""
+        (mode,) = self._run_locked(
             lambda connection: connection.execute("PRAGMA journal_mode = WAL").fetchone(),
             threading.Event(),
         )
@@ -219,39 +198,29 @@ class Database:
                 f"{self.path} lies on a file system on which processes can not share memory "
                 f"(journal mode {mode!r}): put it on a local disk"
             )
-        # FULL, though it waits for the disk at each commit: with less, a power cut could take
-        # back the last grants, and an epoch that somebody has already shown elsewhere would be
-        # given out a second time. Epochs never fall.
-        self._alone(lambda connection: connection.execute("PRAGMA synchronous = FULL"))
+        # FULL, though it waits for the disk at each commit: with less, a power failure could
+        # undo the last grants, and an epoch that was already used elsewhere would be issued
+        # again. Epochs never decrease.
+        self._run_locked(lambda connection: connection.execute("PRAGMA synchronous = FULL"))
 
     def keep_identity(self) -> None:
-        """Remember which file this is, to notice when another one takes its place."""
+        """Remember which file this is, to notice when it is replaced."""
         self._identity = self._file()
 
     def write(self, work: Callable[[Transaction], T], given_up: threading.Event | None = None) -> T:
-        """Run ``work`` in one transaction under the write lock. It may be run several times.
-
-        Raises:
-            StoreUnavailable: locked by others for too long; nothing was written.
-            StoreUnusable: read-only, full, damaged, or not the file that was opened.
-            UsageError: closed, opened before a fork, or a number too big for the store.
-        """
-        return self._alone(lambda con: self._transaction(con, "BEGIN IMMEDIATE", work), given_up)
+        """Run ``work`` in one transaction under the write lock. It may be run several times."""
+        return self._run_locked(
+            lambda con: self._transaction(con, "BEGIN IMMEDIATE", work), given_up
+        )
 
     def read(self, work: Callable[[Transaction], T], given_up: threading.Event | None = None) -> T:
-        """Run ``work`` on one consistent state of the database, without the write lock.
-
-        Raises:
-            StoreUnavailable: locked by others for too long.
-            StoreUnusable: damaged, or not the file that was opened.
-            UsageError: closed, or opened before a fork.
-        """
-        return self._alone(lambda con: self._transaction(con, "BEGIN", work), given_up)
+        """Run ``work`` on one consistent state of the database, without the write lock."""
+        return self._run_locked(lambda con: self._transaction(con, "BEGIN", work), given_up)
 
     def close(self) -> None:
-        """Wait for the call that is running, then give the file back. Again is harmless."""
+        """Wait for the running call, then close the file. Safe to call twice."""
         if self.forked:
-            return  # the file's locks and its log belong to the process that opened it
+            return  # the locks and the log of the file belong to the process that opened it
         with self._lock:
             connection, self._connection = self._connection, None
             if connection is not None:
@@ -263,41 +232,37 @@ class Database:
         return os.getpid() != self._pid
 
     def check_process(self) -> None:
-        """Refuse to serve a child of the process that opened it.
-
-        Raises:
-            UsageError: this is one.
-        """
+        """Raise ``UsageError`` in a child of the process that opened it."""
         if self.forked:
             raise UsageError(
                 f"{self.path} was opened before this process was forked: a SQLite connection "
                 "must not be shared with a child; open the store again in each process"
             )
 
-    def _alone(
+    def _run_locked(
         self,
         action: Callable[[sqlite3.Connection], T],
         given_up: threading.Event | None = None,
     ) -> T:
         # Before anything else: the lock may have been held at the moment of the fork.
         self.check_process()
-        patience = LockWait(self._busy_limit_s, rng=self._rng, stopwatch=self._stopwatch)
+        lock_wait = LockWait(self._busy_limit_s, rng=self._rng, stopwatch=self._stopwatch)
         if not self._lock.acquire(timeout=self._busy_limit_s):
             raise StoreUnavailable(
                 f"{self.path}: other calls of this process kept it busy for "
                 f"{self._busy_limit_s:g} s"
             )
         try:
-            return self._patiently(action, patience, given_up or threading.Event())
+            return self._retry_while_locked(action, lock_wait, given_up or threading.Event())
         except OverflowError as error:
             raise UsageError(f"{error}: numbers in this store have 64 bits") from error
         finally:
             self._lock.release()
 
-    def _patiently(
+    def _retry_while_locked(
         self,
         action: Callable[[sqlite3.Connection], T],
-        patience: LockWait,
+        lock_wait: LockWait,
         given_up: threading.Event,
     ) -> T:
         if self._connection is None:
@@ -310,7 +275,7 @@ class Database:
             except sqlite3.Error as error:
                 if not is_busy(error):
                     raise unusable(self.path, error) from error
-                if not patience.pause(given_up):
+                if not lock_wait.pause(given_up):
                     raise StoreUnavailable(
                         f"{self.path} is locked by another process for {self._busy_limit_s:g} s: "
                         "nothing was written; look for one that is stopped in a transaction"
@@ -325,7 +290,7 @@ class Database:
             answer = work(Transaction(connection))
             connection.execute("COMMIT")
         except BaseException:
-            # After a full disk or a failed commit SQLite may have rolled back by itself.
+            # After a full disk or a failed commit SQLite may have rolled back already.
             if connection.in_transaction:
                 with suppress(sqlite3.Error):
                     connection.execute("ROLLBACK")

@@ -1,13 +1,13 @@
-"""The calls of a store take turns on its connection: one thread for all, while there are any.
+"""Group commit: one thread runs the calls of a store on its connection, in batches.
 
 Guarantees:
 
 1. A call returns when what it wrote is on disk. Calls that wait at the same time share a
-   transaction, and so one wait for the disk. They see each other's work in the order in which they
-   were made.
-2. No call fails for another's fault: if a transaction of several fails, each gets one of its own.
-   A file that others keep locked is the exception: it is locked for all of them.
-3. A call that is given up before its turn is not carried out. Later it is *unknown*.
+   transaction, and so one sync. They see each other's changes in the order of the calls.
+2. No call fails because of another: if a transaction of several fails, each gets its own. The
+   exception is a file that other processes keep locked: it is locked for all of them.
+3. A call that is cancelled before its batch starts is not carried out. Later its outcome is
+   *unknown*.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_MAX_TOGETHER = 64
+_MAX_BATCH = 64
 _IDLE_S = 1.0
 
 
@@ -37,13 +37,13 @@ class TransactionKind(Enum):
 
     WRITE = "write"
     READ = "read"
-    CLOSE = "close"  # none: the connection is given back
+    CLOSE = "close"  # none: the connection is closed
 
 
 class _QueuedCall:
-    """One call, and who waits for it."""
+    """One call, and the future that waits for it."""
 
-    __slots__ = ("answer", "error", "future", "given_up", "kind", "loop", "together", "work")
+    __slots__ = ("answer", "batch", "error", "future", "given_up", "kind", "loop", "work")
 
     def __init__(self, kind: TransactionKind, work: Callable[[Transaction], Any]) -> None:
         self.kind = kind
@@ -51,13 +51,13 @@ class _QueuedCall:
         self.loop = asyncio.get_running_loop()
         self.future: asyncio.Future[Any] = self.loop.create_future()
         self.given_up = False
-        self.together: _CallGroup | None = None
+        self.batch: _CallBatch | None = None
         self.answer: Any = None
         self.error: Exception | None = None
 
 
-class _CallGroup(threading.Event):
-    """Calls that are under way in one transaction; set when nobody waits for any of them."""
+class _CallBatch(threading.Event):
+    """Calls in one transaction; set when all of them were cancelled."""
 
     def __init__(self, calls: Sequence[_QueuedCall]) -> None:
         super().__init__()
@@ -65,14 +65,13 @@ class _CallGroup(threading.Event):
 
 
 class SqliteGroupCommit:
-    """One connection and all who call it, from any event loop."""
+    """One connection, for calls from any event loop."""
 
     def __init__(self, database: Database) -> None:
-        """Over a database that is ready."""
         self._database = database
         self._lock = threading.Lock()
-        self._waiting: queue.SimpleQueue[_QueuedCall] = queue.SimpleQueue()
-        self._left: list[_QueuedCall] = []  # seen by the thread, and not yet their turn
+        self._queue: queue.SimpleQueue[_QueuedCall] = queue.SimpleQueue()
+        self._pending: list[_QueuedCall] = []  # taken from the queue, and not in a batch yet
         self._thread: threading.Thread | None = None
 
     async def write(self, work: Callable[[Transaction], T]) -> T:
@@ -84,7 +83,7 @@ class SqliteGroupCommit:
         return cast("T", await self._ask(TransactionKind.READ, work))
 
     async def close(self) -> None:
-        """Give the connection back, when all calls that were made before have had their turn."""
+        """Close the connection, after all earlier calls."""
         if not self._database.forked:
             await self._ask(TransactionKind.CLOSE, lambda _: None)
 
@@ -92,7 +91,7 @@ class SqliteGroupCommit:
         self._database.check_process()
         call = _QueuedCall(kind, work)
         with self._lock:
-            self._waiting.put(call)
+            self._queue.put(call)
             if self._thread is None:
                 # A daemon: a program that forgot to close its store must still be able to end.
                 self._thread = threading.Thread(target=self._serve, name="sqlite", daemon=True)
@@ -106,57 +105,57 @@ class SqliteGroupCommit:
     def _give_up(self, call: _QueuedCall) -> None:
         with self._lock:
             call.given_up = True
-            together = call.together
-        # Waiting for the lock of the file: it need not wait any longer.
-        if together is not None and all(each.given_up for each in together.calls):
-            together.set()
+            batch = call.batch
+        # The batch may be waiting for the lock of the file: it can stop waiting.
+        if batch is not None and all(each.given_up for each in batch.calls):
+            batch.set()
 
     # ------------------------------------------------------------ the thread
 
     def _serve(self) -> None:
-        while calls := self._next():
+        while calls := self._next_calls():
             self._run(calls)
             _deliver(calls)
 
-    def _next(self) -> Sequence[_QueuedCall]:
-        """Those whose turn it is; none: the thread has ended."""
+    def _next_calls(self) -> Sequence[_QueuedCall]:
+        """Return the next batch; empty: the thread has ended."""
         while True:
             with suppress(queue.Empty):
-                if not self._left:
-                    self._left.append(self._waiting.get(timeout=_IDLE_S))
+                if not self._pending:
+                    self._pending.append(self._queue.get(timeout=_IDLE_S))
                 while True:
-                    self._left.append(self._waiting.get_nowait())
+                    self._pending.append(self._queue.get_nowait())
             with self._lock:
-                self._left = [each for each in self._left if not each.given_up]
-                if self._left:
-                    return self._take()
-                if self._waiting.empty():
+                self._pending = [each for each in self._pending if not each.given_up]
+                if self._pending:
+                    return self._next_batch()
+                if self._queue.empty():
                     self._thread = None
                     return ()
 
-    def _take(self) -> Sequence[_QueuedCall]:
-        """All that are of the same kind as the first one, but none that comes after a close."""
-        kinds = [each.kind for each in self._left]
+    def _next_batch(self) -> Sequence[_QueuedCall]:
+        """Take all calls of the same kind as the first one, but none that comes after a close."""
+        kinds = [each.kind for each in self._pending]
         end = (
             max(1, kinds.index(TransactionKind.CLOSE))
             if TransactionKind.CLOSE in kinds
             else len(kinds)
         )
-        same = [each for each in self._left[:end] if each.kind is kinds[0]]
-        taken = same[:_MAX_TOGETHER]
-        self._left = [each for each in self._left if each not in taken]
-        together = _CallGroup(taken)
+        same = [each for each in self._pending[:end] if each.kind is kinds[0]]
+        taken = same[:_MAX_BATCH]
+        self._pending = [each for each in self._pending if each not in taken]
+        batch = _CallBatch(taken)
         for each in taken:
-            each.together = together
+            each.batch = batch
         return taken
 
     def _run(self, calls: Sequence[_QueuedCall]) -> None:
         try:
-            for call, answer in zip(calls, self._transact(calls), strict=True):
+            for call, answer in zip(calls, self._run_transaction(calls), strict=True):
                 call.answer = answer
         except StoreUnavailable as error:
-            # One by one each of them would wait for as long again. One error for each: it collects
-            # the trace of the task that raises it.
+            # One by one each of them would wait for as long again. Each gets its own error, which
+            # collects the traceback of the task that raises it.
             for call in calls:
                 call.error = StoreUnavailable(*error.args)
                 call.error.__cause__ = error.__cause__
@@ -167,11 +166,11 @@ class SqliteGroupCommit:
             for call in calls:
                 self._run([call])
 
-    def _transact(self, calls: Sequence[_QueuedCall]) -> Sequence[Any]:
+    def _run_transaction(self, calls: Sequence[_QueuedCall]) -> Sequence[Any]:
         def work(tx: Transaction) -> Sequence[Any]:
             return [call.work(tx) for call in calls]
 
-        kind, given_up = calls[0].kind, calls[0].together
+        kind, given_up = calls[0].kind, calls[0].batch
         if kind is TransactionKind.CLOSE:
             self._database.close()
             return [None]
@@ -183,11 +182,11 @@ class SqliteGroupCommit:
 def _deliver(calls: Sequence[_QueuedCall]) -> None:
     for loop in {call.loop for call in calls}:
         mine = [call for call in calls if call.loop is loop]
-        with suppress(RuntimeError):  # it has ended, and so have all who waited in it
-            loop.call_soon_threadsafe(_tell, mine)
+        with suppress(RuntimeError):  # the loop has ended, and so have its tasks
+            loop.call_soon_threadsafe(_set_results, mine)
 
 
-def _tell(calls: Sequence[_QueuedCall]) -> None:
+def _set_results(calls: Sequence[_QueuedCall]) -> None:
     for call in calls:
         if call.future.done():
             continue

@@ -135,7 +135,7 @@ def info_of(text: str) -> MemberInfo:
     return MemberInfo(**{name: value for name, value in stored.items() if name in _INFO_FIELDS})
 
 
-def peer_of(row: tuple[Any, ...], now: float) -> MemberRecord:
+def member_of(row: tuple[Any, ...], now: float) -> MemberRecord:
     """A row of the queries on peers."""
     holder, group, info, ends_at, ended, version, duration_s, dismissed = row
     return MemberRecord(

@@ -9,11 +9,11 @@ import json
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from leasehold.core.lease_rules import Move, break_moment, judge
+from leasehold.core.lease_rules import Move, break_time, evaluate
 from leasehold.model import Changes, EndReason, Ownership, Position, Refusal, State
 from leasehold.names import group_of
-from leasehold.stores.sqlite.rows import SqliteResourceRow, info_of, info_text, peer_of, term_of
-from leasehold.stores.validation import RELEASED_BY, purge_after_s, same_place, unknown_key
+from leasehold.stores.sqlite.rows import SqliteResourceRow, info_of, info_text, member_of, term_of
+from leasehold.stores.validation import RELEASED_BY, purge_after_s, same_position, unknown_key
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -81,7 +81,7 @@ def _not_yet(books: UnitOfWork, positions: Mapping[str, Position | None]) -> lis
     return [
         key
         for key, position in positions.items()
-        if key not in done or not same_place(done[key], position)
+        if key not in done or not same_position(done[key], position)
     ]
 
 
@@ -230,7 +230,7 @@ def release(
         if row is None:
             continue
         move = Move.RELEASE if row.proven_by(ownership) else Move.RELEASE_OTHER
-        granted = judge(row.state(books.now), move).granted
+        granted = evaluate(row.state(books.now), move).granted
         if granted:
             # What time has ended was not ended by the release that came after.
             books.settle(row)
@@ -252,11 +252,11 @@ def break_(books: UnitOfWork, key: str, epoch: int, after_s: float) -> Resource 
     if row.epoch != epoch:
         return None
     state = row.state(books.now)
-    verdict = judge(state, Move.BREAK_AFTER if after_s > 0 else Move.BREAK_NOW)
+    verdict = evaluate(state, Move.BREAK_AFTER if after_s > 0 else Move.BREAK_NOW)
     if not verdict.granted or row.holder is None:
         return None
     if verdict.to is State.BREAKING:
-        moment = break_moment(
+        moment = break_time(
             now=books.now,
             after_s=after_s,
             lease_ends_at=row.lease_ends_at,
@@ -331,7 +331,7 @@ def _may_write(row: SqliteResourceRow | None, ownership: Ownership, now: float) 
     if row is None:
         return False
     move = Move.WRITE if row.proven_by(ownership) else Move.WRITE_OTHER
-    return judge(row.state(now), move).granted
+    return evaluate(row.state(now), move).granted
 
 
 def _extend(books: UnitOfWork, row: SqliteLeaseRow, *, heard: int) -> None:
@@ -360,7 +360,7 @@ def _changes(books: UnitOfWork, mine: SqliteLeaseRow, since: int) -> Changes:
     return Changes(
         version=books.version,
         resources=tuple(SqliteResourceRow(*row).shown(now) for row in resources),
-        members=tuple(peer_of(row, now) for row in members),
+        members=tuple(member_of(row, now) for row in members),
         ended=tuple(term_of(row) for row in ended),
         next_end_s=next_end_s,
     )

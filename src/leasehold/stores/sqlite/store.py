@@ -20,10 +20,10 @@ from leasehold.stores.sqlite.location import (
     machine_boot_id,
     ready_database,
 )
-from leasehold.stores.sqlite.rows import SqliteResourceRow, checkpoint_of, peer_of, term_of
+from leasehold.stores.sqlite.rows import SqliteResourceRow, checkpoint_of, member_of, term_of
 from leasehold.stores.validation import (
     HISTORY_LIMIT,
-    check_suggestion,
+    check_hand_over_request,
     checked_keys,
     checked_lease,
     checked_notes,
@@ -72,7 +72,7 @@ class SqliteStore:
         self._boot_id = boot_id
         # A thread of our own: a program that fills the common pool with slow work does not delay a
         # renewal.
-        self._turns = SqliteGroupCommit(database)
+        self._group_commit = SqliteGroupCommit(database)
 
     @classmethod
     async def open(
@@ -104,103 +104,103 @@ class SqliteStore:
 
     @property
     def url(self) -> str:
-        """See ``Store``."""
+        """The URL of the store, without secrets."""
         return self._url
 
     # ----------------------------------------------------------- changes
 
     async def declare(self, keys: Sequence[str]) -> int:
-        """See ``Store``."""
+        """Declare keys; return how many are new."""
         checked = checked_keys(keys)
         return await self._step(lambda books: steps.declare(books, checked))
 
     async def forget(self, keys: Sequence[str]) -> int:
-        """See ``Store``."""
+        """Forget keys without an owner; return how many were forgotten."""
         checked = checked_keys(keys)
         return await self._step(lambda books: steps.forget(books, checked))
 
     async def grant(
         self, *, holder: str, token: str, group: str, duration: timedelta, info: MemberInfo
     ) -> Lease:
-        """See ``Store``."""
+        """Grant a lease."""
         lease = checked_lease(holder=holder, token=token, group=group, duration=duration)
         return await self._step(lambda books: steps.grant(books, lease, info))
 
     async def renew(
         self, lease: Lease, *, since: int = 0, info: MemberInfo | None = None
     ) -> Changes:
-        """See ``Store``."""
+        """Extend a lease; return what changed."""
         return await self._step(lambda books: steps.renew(books, lease, since, info))
 
     async def revoke(self, lease: Lease) -> None:
-        """See ``Store``."""
+        """End a lease and all that it holds."""
         await self._step(lambda books: steps.revoke(books, lease))
 
     async def claim(
         self, lease: Lease, wanted: Sequence[KeyClaim], *, force: bool = False
     ) -> Sequence[Ownership]:
-        """See ``Store``."""
+        """Claim keys under a lease; return what was won."""
         return await self._step(lambda books: steps.claim(books, lease, wanted, force=force))
 
     async def ask(self, lease: Lease, wanted: KeyClaim) -> bool:
-        """See ``Store``."""
+        """Ask the owner of a key to hand it over."""
         return await self._step(lambda books: steps.ask(books, lease, wanted))
 
     async def hand_over(self, hand_overs: Sequence[HandOver], *, limit: timedelta) -> Sequence[str]:
-        """See ``Store``."""
+        """Hand keys over to other holders; return the keys that were passed."""
         kept_s = limit_s(limit, what="hand-over limit")
         return await self._step(lambda books: steps.hand_over(books, hand_overs, kept_s))
 
     async def release(
         self, ownerships: Sequence[Ownership], *, notes: Mapping[str, str] | None = None
     ) -> Sequence[str]:
-        """See ``Store``."""
+        """Release keys; return those that are released."""
         checked = checked_notes(ownerships, notes)
         return await self._step(lambda books: steps.release(books, ownerships, checked))
 
     async def break_(self, key: str, *, epoch: int, after: timedelta) -> Resource | None:
-        """See ``Store``."""
+        """Break one ownership, after a while."""
         after_s = limit_s(after, what="break period")
         return await self._step(lambda books: steps.break_(books, key, epoch, after_s))
 
     async def checkpoint(self, marks: Sequence[CheckpointWrite]) -> Mapping[str, Refusal]:
-        """See ``Store``."""
+        """Write checkpoints; return the refused ones."""
         return await self._step(lambda books: steps.checkpoint(books, marks))
 
     async def annotate(self, notes: Sequence[Note]) -> Sequence[str]:
-        """See ``Store``."""
+        """Replace the notes of terms; return the refused keys."""
         return await self._step(lambda books: steps.annotate(books, notes))
 
     async def request_hand_over(self, key: str, *, epoch: int, to: str) -> bool:
-        """See ``Store``."""
-        check_suggestion(key, epoch=epoch, to=to)
+        """Request that the owner hands a key over."""
+        check_hand_over_request(key, epoch=epoch, to=to)
         return await self._step(lambda books: steps.request_hand_over(books, key, epoch, to))
 
     async def request_leave(self, holder: str) -> bool:
-        """See ``Store``."""
+        """Request that a member leaves its group."""
         check_name(holder, what="holder")
         return await self._step(lambda books: steps.request_leave(books, holder))
 
     async def reset(self, positions: Mapping[str, Position | None]) -> Mapping[str, str]:
-        """See ``Store``."""
+        """Set or remove checkpoints of keys without an owner; return the owners of the others."""
         checked = checked_positions(positions)
         return await self._step(lambda books: steps.reset(books, checked))
 
     # ------------------------------------------------------------- reads
 
     async def groups(self) -> Sequence[str]:
-        """See ``Store``."""
-        rows = await self._look(lambda tx, _: tx.all("groups"))
+        """List the groups that have keys."""
+        rows = await self._read(lambda tx, _: tx.all("groups"))
         return sorted(group for (group,) in rows)
 
     async def checkpoints(self, group: str) -> Mapping[str, Checkpoint]:
-        """See ``Store``."""
-        rows = await self._look(lambda tx, _: tx.all("checkpoints", grp=group))
+        """Read the checkpoints of a group."""
+        rows = await self._read(lambda tx, _: tx.all("checkpoints", grp=group))
         return {row[0]: checkpoint_of(row) for row in rows}
 
     async def resources(self, group: str) -> Mapping[str, Resource]:
-        """See ``Store``."""
-        return await self._look(
+        """Read the keys of a group."""
+        return await self._read(
             lambda tx, now: {
                 row[0]: SqliteResourceRow(*row).shown(now)
                 for row in tx.all("resources_of_group", grp=group)
@@ -208,28 +208,28 @@ class SqliteStore:
         )
 
     async def members(self, group: str) -> Mapping[str, MemberRecord]:
-        """See ``Store``."""
-        return await self._look(
+        """Read the members of a group."""
+        return await self._read(
             lambda tx, now: {
-                row[0]: peer_of(row, now) for row in tx.all("peers_live", grp=group, now=now)
+                row[0]: member_of(row, now) for row in tx.all("peers_live", grp=group, now=now)
             }
         )
 
     async def history(self, key: str, *, limit: int = 10) -> Sequence[Term]:
-        """See ``Store``."""
+        """Read the terms of a key, newest first."""
         most = max(0, min(limit, HISTORY_LIMIT))
-        rows = await self._look(lambda tx, _: tx.all("history", key=key, most=most))
+        rows = await self._read(lambda tx, _: tx.all("history", key=key, most=most))
         return [term_of(row) for row in rows]
 
     async def fenced_writes(self, group: str) -> int:
-        """See ``Store``."""
-        row = await self._look(lambda tx, _: tx.one("fenced", grp=group))
+        """Return how many writes were fenced in a group."""
+        row = await self._read(lambda tx, _: tx.one("fenced", grp=group))
         return 0 if row is None else int(row[0])
 
     async def close(self) -> None:
         """See ``Store``. Waits for the call that is running; not to be called off."""
         with CancelScope(shield=True):
-            await self._turns.close()
+            await self._group_commit.close()
 
     # ------------------------------------------------------------- parts
 
@@ -246,17 +246,17 @@ class SqliteStore:
             books.finish()
             return answer
 
-        answer = await self._turns.write(work)
+        answer = await self._group_commit.write(work)
         if isinstance(answer, LeaseLost):
             raise answer
         return answer
 
-    async def _look(self, look: Callable[[Transaction, float], T]) -> T:
+    async def _read(self, read: Callable[[Transaction, float], T]) -> T:
         def work(tx: Transaction) -> T:
             self._checked_version(tx)
-            return look(tx, self._clock.boottime_s())
+            return read(tx, self._clock.boottime_s())
 
-        return await self._turns.read(work)
+        return await self._group_commit.read(work)
 
     def _checked_version(self, tx: Transaction) -> int:
         version, boot_id = tx.meta()

@@ -18,7 +18,7 @@ from types import MappingProxyType
 
 import pytest
 
-from leasehold.core.lease_rules import COLUMNS, Move, RuleOutcome, judge
+from leasehold.core.lease_rules import COLUMNS, Move, RuleOutcome, evaluate
 from leasehold.errors import LeaseLost
 from leasehold.model import Lease, MemberInfo, Ownership, State
 from leasehold.testing.contract.store_case import (
@@ -257,7 +257,7 @@ async def _change_again(cell: _Cell) -> bool:
     assert_unchanged(before, await cell.store_case.snapshot())
     # The blob service answers by its state now, ours by what the caller did: see ownership.py.
     shown = (await cell.store_case.resource(cell.key)).state
-    return judge(shown, Move.CHANGE_AGAIN).granted
+    return evaluate(shown, Move.CHANGE_AGAIN).granted
 
 
 async def _change_other(cell: _Cell) -> bool:
@@ -375,7 +375,7 @@ async def _findings(cell: _Cell, state: State) -> list[str]:
     shown = before.resources[cell.key].state
     if shown is not state:
         return [f"{cell.move.value}: prepared {state.value}, and it is shown as {shown.value}"]
-    verdict = judge(state, cell.move)
+    verdict = evaluate(state, cell.move)
     granted = await _granted(cell)
     where = f"{cell.move.value} in {state.value}: "
     if (state, cell.move) not in GOES_BEFORE and granted is not verdict.granted:

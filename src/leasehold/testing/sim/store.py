@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from leasehold.errors import LeaseholdError, StoreUnavailable
 from leasehold.names import check_name
 from leasehold.stores.validation import (
-    check_suggestion,
+    check_hand_over_request,
     checked_keys,
     checked_lease,
     checked_notes,
@@ -153,7 +153,7 @@ class SimStore:
 
     async def request_hand_over(self, key: str, *, epoch: int, to: str) -> bool:
         """Send ``request_hand_over``."""
-        check_suggestion(key, epoch=epoch, to=to)
+        check_hand_over_request(key, epoch=epoch, to=to)
         server = self.server
         return await self.send(
             lambda r: r.request_hand_over(key, epoch, to, server.now(), server.wall())

@@ -19,7 +19,7 @@ from leasehold.clock import SystemClock
 from leasehold.errors import LeaseholdError, SinkUnfit, StoreUnavailable, StoreUnusable, UsageError
 from leasehold.spark.sinks.commit_ledger import ledger_queries, sql_of
 from leasehold.stores.blocking_postgres import Connection, PostgresTx, translated
-from leasehold.stores.postgres.driver_errors import explained, passes
+from leasehold.stores.postgres.driver_errors import is_transient, to_store_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -103,11 +103,11 @@ class SinkDatabase:
                     row = connection.execute(queries()["clock"]).fetchone()
                     return work(SinkTransaction(connection, float(row[0]) if row else 0.0))
             except psycopg.Error as error:
-                if not passes(error) and error.sqlstate != _ENDED_WHILE_IDLE:
+                if not is_transient(error) and error.sqlstate != _ENDED_WHILE_IDLE:
                     raise to_leasehold_error(error, self.address) from error
                 if self._stopwatch() + pause_s >= until_s or self._closed.wait(pause_s):
                     raise StoreUnavailable(
-                        f"{explained(error, self.address)} (given up after "
+                        f"{to_store_error(error, self.address)} (given up after "
                         f"{self._patience_s:g} s; what was asked for may have been done)"
                     ) from error
                 pause_s = min(2 * pause_s, _MAX_PAUSE_S)
@@ -172,7 +172,7 @@ def to_leasehold_error(error: psycopg.Error, address: DatabaseAddress) -> Leaseh
     code = error.sqlstate or ""
     unfit = isinstance(error, psycopg.DataError | psycopg.IntegrityError) or code in _UNFIT
     if not unfit and code != "42501":
-        return explained(error, address)
+        return to_store_error(error, address)
     message = error.diag.message_primary or str(error)
     if code == "42501":
         return StoreUnusable(

@@ -44,8 +44,8 @@ RANGES = ((0, 59), (0, 59), (0, 23), (1, 31), (1, 12), (0, 7))
 def _part(rng: random.Random, field: int) -> str:
     """A part of a field. Not ``a-a/n``, which cronsim reads as ``a/n``; not what it does not know:
     W, L-3, ?, ranges of days that wrap, and the last Friday by its name."""
-    least, most = RANGES[field]
-    low, high = sorted(rng.sample(range(least, most + 1), 2))
+    min_value, most = RANGES[field]
+    low, high = sorted(rng.sample(range(min_value, most + 1), 2))
     step = rng.randint(1, min(most, 12))
     forms = [f"{low}", f"{low}-{high}", f"*/{step}", f"{low}-{high}/{step}", f"{low}/{step}"]
     if field == 3:

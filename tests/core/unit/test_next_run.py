@@ -10,7 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from leasehold.core.cron import parse_schedule
-from leasehold.core.next_run import MAX_MISSED, RunDecision, RunPlace, decide, settled_by, shift_of
+from leasehold.core.next_run import (
+    MAX_MISSED,
+    RunDecision,
+    RunLocation,
+    decide,
+    settled_by,
+    shift_of,
+)
 from leasehold.jobs import CatchUp, OnCrash, Overlap
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -36,7 +43,7 @@ def decided(
     now: datetime,
     rules: Rules | None = None,
     started: float | None = None,
-    place: RunPlace = RunPlace.NOWHERE,
+    location: RunLocation = RunLocation.NOWHERE,
     shift_s: float = 0.0,
 ) -> RunDecision:
     return decide(
@@ -45,7 +52,7 @@ def decided(
         started=None if started is None else at(started),
         now=now,
         rules=rules or Rules(),
-        place=place,
+        location=location,
         shift=timedelta(seconds=shift_s),
     )
 
@@ -70,7 +77,7 @@ def test_catching_up(rules: Rules, now: datetime, run: int | None) -> None:
     assert found.run == (None if run is None else at(run))
     assert not found.again
     if run is None:
-        assert found.look_at == HOURLY.next(now)
+        assert found.check_at == HOURLY.next(now)
 
 
 @pytest.mark.parametrize("catch_up", list(CatchUp))
@@ -78,7 +85,7 @@ def test_a_run_that_crashed_comes_first_or_never(catch_up: CatchUp) -> None:
     again = Rules(catch_up=catch_up)
     assert decided(done=0, started=1, now=at(4), rules=again) == RunDecision(run=at(1), again=True)
     leave = Rules(catch_up=catch_up, on_crash=OnCrash.LEAVE)
-    assert decided(done=0, started=1, now=at(1.5), rules=leave) == RunDecision(look_at=at(2))
+    assert decided(done=0, started=1, now=at(1.5), rules=leave) == RunDecision(check_at=at(2))
     after = decided(done=0, started=1, now=at(4), rules=leave)
     assert after == RunDecision(run=at(2 if catch_up is CatchUp.ALL else 4))
 
@@ -89,11 +96,11 @@ def test_a_run_that_crashed_too_long_ago_is_left() -> None:
 
 
 def test_what_runs_elsewhere_is_waited_for() -> None:
-    assert decided(done=0, started=1, now=at(1), place=RunPlace.ELSEWHERE) == RunDecision(
-        waits=at(1)
+    assert decided(done=0, started=1, now=at(1), location=RunLocation.ELSEWHERE) == RunDecision(
+        waiting=at(1)
     )
-    assert decided(done=0, now=at(1), place=RunPlace.ELSEWHERE) == RunDecision(waits=at(1))
-    assert decided(done=1, now=at(1), place=RunPlace.ELSEWHERE) == RunDecision(look_at=at(2))
+    assert decided(done=0, now=at(1), location=RunLocation.ELSEWHERE) == RunDecision(waiting=at(1))
+    assert decided(done=1, now=at(1), location=RunLocation.ELSEWHERE) == RunDecision(check_at=at(2))
 
 
 @pytest.mark.parametrize(
@@ -101,7 +108,7 @@ def test_what_runs_elsewhere_is_waited_for() -> None:
     [
         (Overlap.SKIP, at(2), RunDecision()),
         (Overlap.QUEUE, at(2), RunDecision()),
-        (Overlap.REPLACE, at(1.5), RunDecision(look_at=at(2))),
+        (Overlap.REPLACE, at(1.5), RunDecision(check_at=at(2))),
         (Overlap.REPLACE, at(2), RunDecision(stop=True)),
     ],
 )
@@ -109,7 +116,7 @@ def test_what_runs_here_makes_room_only_if_it_is_to_be_replaced(
     overlap: Overlap, now: datetime, wanted: RunDecision
 ) -> None:
     rules = Rules(overlap=overlap)
-    assert decided(done=0, started=1, now=now, rules=rules, place=RunPlace.HERE) == wanted
+    assert decided(done=0, started=1, now=now, rules=rules, location=RunLocation.HERE) == wanted
 
 
 def test_a_long_run_passes_over_what_came_meanwhile_only_if_it_is_to_be_skipped() -> None:
@@ -132,7 +139,7 @@ def test_a_clock_that_is_ahead_or_behind_or_set_back_runs_nothing_twice() -> Non
     assert ahead.run == at(1)
     for behind in (at(1, second=-3), at(1, second=2), at(0.5), at(-48)):
         found = decided(done=1, now=behind)
-        assert found == RunDecision(look_at=at(2))
+        assert found == RunDecision(check_at=at(2))
 
 
 @pytest.mark.parametrize("jitter_s", [0, 1, 600])
@@ -142,7 +149,7 @@ def test_jitter_moves_the_run_and_not_the_occurrence(jitter_s: float) -> None:
     assert shift == shift_of("nightly", timedelta(seconds=jitter_s))
     before, then = at(1) + shift - timedelta(milliseconds=1), at(1) + shift
     moved_s = shift.total_seconds()
-    assert decided(done=0, now=before, shift_s=moved_s) == RunDecision(look_at=at(1) + shift)
+    assert decided(done=0, now=before, shift_s=moved_s) == RunDecision(check_at=at(1) + shift)
     assert decided(done=0, now=then, shift_s=moved_s).run == at(1)
 
 
@@ -184,7 +191,7 @@ def test_nodes_with_any_clocks_do_each_occurrence_once_and_in_order(
         now = NOON + timedelta(seconds=true_s + skew_s)
         found = decide(schedule, done=done, started=started, now=now, rules=rules)
         assert found.run is None or found.again or found.run <= now
-        assert found.look_at is None or found.look_at > now
+        assert found.check_at is None or found.check_at > now
         if found.run is None:
             continue
         assert found.again == (found.run == started)

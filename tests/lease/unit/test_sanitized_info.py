@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from leasehold import Strategy
 from leasehold.core.balance import Snapshot, plan
-from leasehold.lease.group_state import LARGEST_MOST, LARGEST_WEIGHT, GroupState, sound
+from leasehold.lease.group_state import MAX_KEY_LIMIT, MAX_WEIGHT, GroupState, sanitized
 from leasehold.model import Changes, MemberInfo, MemberRecord, Resource, State
 from leasehold.stores.postgres import rows as postgres
 from leasehold.stores.sqlite import rows as sqlite
@@ -59,7 +59,7 @@ def test_no_word_of_a_member_can_make_a_plan_fail(
 ) -> None:
     odd = MemberInfo(weight=weight, most=most, draining=draining, loads=loads)
     view = told(MemberInfo(loads={KEYS[0]: 1.0}), odd, MemberInfo(most=4))
-    members = {holder: peer.info for holder, peer in view.members.items()}
+    members = {holder: member.info for holder, member in view.members.items()}
     snapshot = Snapshot(members=members, resources=view.resources)
     for me in members:
         plan(strategy, snapshot, me, random.Random(1))
@@ -78,11 +78,11 @@ def test_no_word_of_a_member_can_make_a_plan_fail(
         ("2", None),
         (math.nan, None),
         (math.inf, None),
-        (LARGEST_MOST + 1, None),
+        (MAX_KEY_LIMIT + 1, None),
     ],
 )
 def test_a_limit_is_a_whole_number_from_zero_or_none(most: Any, counts_as: int | None) -> None:
-    limit = sound(MemberInfo(most=most)).most
+    limit = sanitized(MemberInfo(most=most)).most
     assert limit == counts_as
     assert limit is None or type(limit) is int
 
@@ -98,12 +98,12 @@ def test_a_limit_is_a_whole_number_from_zero_or_none(most: Any, counts_as: int |
         (None, 1.0),
         ("9", 1.0),
         (True, 1.0),
-        (math.inf, LARGEST_WEIGHT),
-        (10**400, LARGEST_WEIGHT),
+        (math.inf, MAX_WEIGHT),
+        (10**400, MAX_WEIGHT),
     ],
 )
 def test_a_weight_scales_something_or_counts_as_one(weight: Any, counts_as: float) -> None:
-    assert sound(MemberInfo(weight=weight)).weight == counts_as
+    assert sanitized(MemberInfo(weight=weight)).weight == counts_as
 
 
 def test_a_load_that_is_no_measurement_counts_as_not_measured() -> None:
@@ -115,13 +115,13 @@ def test_a_load_that_is_no_measurement_counts_as_not_measured() -> None:
         "g/4": "7",
         "g/5": 0,
     }
-    assert sound(MemberInfo(loads=loads)).loads == {"g/0": 1.5, "g/5": 0}
-    assert sound(MemberInfo(loads=None)).loads == {}  # type: ignore[arg-type]
+    assert sanitized(MemberInfo(loads=loads)).loads == {"g/0": 1.5, "g/5": 0}
+    assert sanitized(MemberInfo(loads=None)).loads == {}  # type: ignore[arg-type]
 
 
 def test_what_is_sound_is_left_as_it_is() -> None:
     info = MemberInfo(host="h", pid=7, weight=2.5, most=3, draining=True, loads={"g/0": 1.5})
-    assert sound(info) is info
+    assert sanitized(info) is info
     assert told(info).members["m0"].info is info
 
 
@@ -138,11 +138,11 @@ ODD_ROWS: list[dict[str, Any]] = [
 def test_what_another_release_has_stored_can_be_read(stored: dict[str, Any]) -> None:
     row = {"holder": "m", "group": "g", "alive": True, "version": 1, "dismissed": False}
     times = {"remaining_s": 1.0, "duration_s": 10.0}
-    read = postgres.to_peer({**row, **times, "info": dict(stored)})
+    read = postgres.to_member({**row, **times, "info": dict(stored)})
     for info in (read.info, sqlite.info_of(json.dumps(stored))):
-        assert sound(info).weight == (stored["weight"] if stored.get("weight") == 2.0 else 1.0)
-        assert sound(info).most == (3 if stored.get("most") == 3 else None)
-        assert sound(info).loads == {}
+        assert sanitized(info).weight == (stored["weight"] if stored.get("weight") == 2.0 else 1.0)
+        assert sanitized(info).most == (3 if stored.get("most") == 3 else None)
+        assert sanitized(info).loads == {}
 
 
 def test_numbers_that_json_does_not_know_come_back_as_they_were() -> None:
@@ -151,4 +151,4 @@ def test_numbers_that_json_does_not_know_come_back_as_they_were() -> None:
     assert text is not None
     row = {"holder": "m", "group": "g", "alive": True, "version": 1, "dismissed": False}
     times = {"remaining_s": 1.0, "duration_s": 10.0}
-    assert postgres.to_peer({**row, **times, "info": json.loads(text)}).info == info
+    assert postgres.to_member({**row, **times, "info": json.loads(text)}).info == info

@@ -10,7 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leasehold.errors import UsageError
-from leasehold.jobs.run_log import RunRecord, born, done, ran, started
+from leasehold.jobs.run_log import (
+    ScheduleProgress,
+    created_position,
+    done_position,
+    read_progress,
+    started_position,
+)
 from leasehold.model import Checkpoint, Position
 
 AT = datetime(2026, 3, 1, 2, 0, tzinfo=UTC)
@@ -22,20 +28,22 @@ def kept(position: Position) -> Checkpoint:
 
 
 def test_a_run_is_started_and_then_done() -> None:
-    assert ran(kept(started(AT))) == RunRecord(done=AT - SECOND, started=AT)
-    assert ran(kept(done(AT))) == RunRecord(done=AT)
+    assert read_progress(kept(started_position(AT))) == ScheduleProgress(
+        done=AT - SECOND, started=AT
+    )
+    assert read_progress(kept(done_position(AT))) == ScheduleProgress(done=AT)
 
 
 def test_a_schedule_is_new_or_begins_at_a_moment() -> None:
-    assert ran(None) is None
-    assert ran(kept(born(AT))) == RunRecord(done=AT)
+    assert read_progress(None) is None
+    assert read_progress(kept(created_position(AT))) == ScheduleProgress(done=AT)
 
 
 @given(st.integers(0, 4 * 10**9), st.integers(1, 10**6))
 def test_later_steps_lie_after_earlier_ones_whatever_the_moments(second: int, more: int) -> None:
     one = datetime.fromtimestamp(second, UTC)
     two = datetime.fromtimestamp(second + more, UTC)
-    steps = [started(one), done(one), started(two), done(two)]
+    steps = [started_position(one), done_position(one), started_position(two), done_position(two)]
     assert steps == sorted(steps)
     assert len({step.sequence_number for step in steps}) == 4
 
@@ -44,11 +52,11 @@ def test_the_same_moment_in_another_zone_is_the_same_occurrence() -> None:
     # The hour that comes twice in Berlin: two moments, and two occurrences.
     first = datetime(2026, 10, 25, 2, 30, fold=0, tzinfo=ZoneInfo("Europe/Berlin"))
     second = first.replace(fold=1)
-    assert started(first) == started(first.astimezone(UTC))
-    assert done(first) < started(second)
-    assert started(first).offset == "occurrence 2026-10-25T00:30:00+00:00"
+    assert started_position(first) == started_position(first.astimezone(UTC))
+    assert done_position(first) < started_position(second)
+    assert started_position(first).offset == "occurrence 2026-10-25T00:30:00+00:00"
 
 
 def test_a_job_with_positions_of_its_own_can_have_no_schedule() -> None:
     with pytest.raises(UsageError, match=r"job/nightly has a position of its own \(7, 'file-3'\)"):
-        ran(kept(Position(sequence_number=7, offset="file-3")))
+        read_progress(kept(Position(sequence_number=7, offset="file-3")))

@@ -15,7 +15,7 @@ from tests.support.worker_sim import Node, World
 from leasehold.clock import SystemClock
 from leasehold.errors import StoreUnavailable
 from leasehold.jobs import Job, Outcome, Run, Worker, job, operator_requests
-from leasehold.jobs.run_log import RunEntry, entries
+from leasehold.jobs.run_log import RunLogEntry, log_entries
 from leasehold.jobs.worker import worker as worker_module
 from leasehold.jobs.worker.runner import Launcher
 from leasehold.model import KeyClaim, MemberInfo, Ownership
@@ -64,9 +64,9 @@ class Operator:
         )
 
 
-def log_of(world: World, name: str) -> list[RunEntry]:
+def log_of(world: World, name: str) -> list[RunLogEntry]:
     """The reservations that ran something, oldest first."""
-    found = entries(world.server.registry.history(job_key(name), 100))
+    found = log_entries(world.server.registry.history(job_key(name), 100))
     return [each for each in reversed(found) if each.outcome is not Outcome.NOTHING]
 
 
@@ -86,7 +86,7 @@ def test_a_wish_is_carried_out_once_though_a_node_was_cut_off_when_it_was_taken(
             world.start([world.job("n", every="1h", takes_s=1.0)])
         await asyncio.sleep(8)
         theirs = await operator.reserve("n")
-        await operator_requests.want(operator.store, "n", by="me", clock=operator.clock)
+        await operator_requests.request_run(operator.store, "n", by="me", clock=operator.clock)
         await asyncio.sleep(10)
         cut = world.nodes[1].host
         cut.rates = CUT_OFF
@@ -108,11 +108,11 @@ def test_a_wish_whose_job_somebody_has_is_left_where_it_is_until_the_job_is_free
             world.start([world.job("n", every="1h", takes_s=1.0)])
         await asyncio.sleep(8)
         theirs = await operator.reserve("n")
-        await operator_requests.want(operator.store, "n", by="me", clock=operator.clock)
-        key = operator_requests.order_key(operator_requests.WANTED, "n")
-        before = (await operator.store.resources(operator_requests.WANTED))[key].epoch
+        await operator_requests.request_run(operator.store, "n", by="me", clock=operator.clock)
+        key = operator_requests.request_key(operator_requests.RUN_GROUP, "n")
+        before = (await operator.store.resources(operator_requests.RUN_GROUP))[key].epoch
         await asyncio.sleep(60)
-        assert (await operator.store.resources(operator_requests.WANTED))[key].epoch == before
+        assert (await operator.store.resources(operator_requests.RUN_GROUP))[key].epoch == before
         assert not world.book
         await operator.store.release(theirs)
         await asyncio.sleep(3)
@@ -134,7 +134,7 @@ def test_a_job_that_exits_has_failed_and_its_worker_goes_on() -> None:
         )
         await asyncio.sleep(25)
         assert world.nodes[0].worker.held() == ["good"]
-        found = [(each.outcome, each.said.words) for each in log_of(world, "bad")]
+        found = [(each.outcome, each.note.words) for each in log_of(world, "bad")]
         assert found == [(Outcome.FAILED, "SystemExit: 0")] * 2
 
     play(story)
@@ -202,7 +202,7 @@ def test_attempts_are_counted_however_often_an_occurrence_crashes() -> None:
         await asyncio.sleep(100)
         assert [each.attempt for each in world.book] == [1, 2, 3, 4, 5]
         assert world.book[-1].how == "ok"
-        assert [each.said.attempt for each in log_of(world, "n")] == [1, 2, 3, 4, 5]
+        assert [each.note.attempt for each in log_of(world, "n")] == [1, 2, 3, 4, 5]
 
     play(story)
 
@@ -341,7 +341,7 @@ def test_a_run_that_is_replaced_in_the_pause_before_its_next_try_is_done() -> No
         )
         world.start([made])
         await asyncio.sleep(45)
-        found = [(each.outcome, each.said.words) for each in log_of(world, "n")]
+        found = [(each.outcome, each.note.words) for each in log_of(world, "n")]
         assert found[:3] == [(Outcome.FAILED, "ValueError: no")] * 3
 
     world = play(story)

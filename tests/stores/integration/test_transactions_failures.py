@@ -372,7 +372,7 @@ async def test_nothing_stays_open_after_the_close(
 async def test_a_server_that_is_not_there_is_told_without_the_password(begin: Begin) -> None:
     owned = Ownership(key=KEYS[0], epoch=1, holder="a", token="secret-a")
     url = "postgresql://me:hunter2@127.0.0.1:1/db"
-    async with opened(url, patience=timedelta(seconds=0.05)) as transactions:
+    async with opened(url, timeout=timedelta(seconds=0.05)) as transactions:
         with pytest.raises(StoreUnavailable, match="no transaction was begun") as caught:
             await run(begin(transactions, owned, 5))
     assert "hunter2" not in f"{caught.value} {caught.value.__cause__}"

@@ -1,4 +1,4 @@
-"""A store, and workers as processes on it, which write what they run into a book."""
+"""A store, and workers as processes on it, which write what they run to a log file."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ ROOT = Path(__file__).resolve().parents[2]
 TICKING = ("-m", "tests.support.worker_process")
 
 
-class Place:
-    """A store and a book, and workers on them."""
+class WorkerCluster:
+    """A store, a log file, and worker processes that use them."""
 
     def __init__(self, directory: Path) -> None:
         self.url = f"sqlite:///{directory / 'leases.db'}"
-        self.book = directory / "book"
-        self.book.touch()
+        self.log_file = directory / "runs.log"
+        self.log_file.touch()
         self._workers: list[subprocess.Popen[bytes]] = []
 
     def lines(self, word: str) -> list[list[str]]:
-        found = [line.split() for line in self.book.read_text().splitlines()]
+        found = [line.split() for line in self.log_file.read_text().splitlines()]
         return [line for line in found if line[0] == word]
 
     def await_lines(self, word: str, count: int) -> None:
@@ -46,7 +46,7 @@ class Place:
             env={
                 **os.environ,
                 "LEASEHOLD_STORE": self.url,
-                "WORKER_BOOK": str(self.book),
+                "WORKER_LOG_FILE": str(self.log_file),
                 **env,
             },
             stderr=subprocess.DEVNULL,

@@ -50,7 +50,7 @@ async def opened(path: Path, *, busy_limit_s: float = 30.0) -> AsyncIterator[Sql
     store = await SqliteStore.open(path, clock=SystemClock())
     await store.close()
     counted = Counted(path, busy_limit_s=busy_limit_s)
-    store._database, store._turns = counted, SqliteGroupCommit(counted)
+    store._database, store._group_commit = counted, SqliteGroupCommit(counted)
     yield store
     await store.close()
 

@@ -21,7 +21,7 @@ def resource(key: str, version: int, *, holder: str | None = None, epoch: int = 
     return Resource(key=key, epoch=epoch, state=state, version=version, holder=holder)
 
 
-def peer(holder: str, version: int, *, alive: bool = True) -> MemberRecord:
+def member(holder: str, version: int, *, alive: bool = True) -> MemberRecord:
     return MemberRecord(holder=holder, group="g", info=MemberInfo(), alive=alive, version=version)
 
 
@@ -32,7 +32,9 @@ def told(*changes: Changes) -> GroupState:
     return view
 
 
-FIRST = Changes(version=3, resources=(resource("g/0", 2),), members=(peer("a", 1), peer("b", 3)))
+FIRST = Changes(
+    version=3, resources=(resource("g/0", 2),), members=(member("a", 1), member("b", 3))
+)
 
 
 def test_a_new_view_knows_nothing_and_asks_for_everything() -> None:
@@ -71,15 +73,17 @@ def test_a_late_answer_does_not_hide_a_newer_one() -> None:
 
 
 def test_a_late_word_about_a_member_does_not_hide_a_newer_one() -> None:
-    leaving = replace(peer("a", 7), info=MemberInfo(draining=True))
-    view = told(Changes(version=7, members=(leaving,)), Changes(version=7, members=(peer("a", 1),)))
+    leaving = replace(member("a", 7), info=MemberInfo(draining=True))
+    view = told(
+        Changes(version=7, members=(leaving,)), Changes(version=7, members=(member("a", 1),))
+    )
     assert view.members["a"].info.draining
 
 
 def test_a_lost_answer_is_made_up_for_by_the_next_that_asks_from_the_same_version() -> None:
     view = told(FIRST)
     lost = Changes(version=5, resources=(resource("g/0", 5, holder="a", epoch=1),))
-    repeats = replace(lost, version=6, members=(peer("c", 6),))
+    repeats = replace(lost, version=6, members=(member("c", 6),))
     assert view.version == 3
     assert view.apply(repeats)
     assert view.resources["g/0"].holder == "a"
@@ -102,7 +106,7 @@ def test_a_key_that_was_forgotten_before_it_was_known_makes_no_difference() -> N
 
 
 def test_a_dead_member_is_gone() -> None:
-    dead = Changes(version=6, members=(peer("a", 6, alive=False),))
+    dead = Changes(version=6, members=(member("a", 6, alive=False),))
     view = told(FIRST)
     assert view.apply(dead)
     assert set(view.members) == {"b"}
@@ -116,14 +120,14 @@ def test_a_late_answer_does_not_bring_a_forgotten_key_back() -> None:
 
 
 def test_a_late_answer_does_not_bring_a_dead_member_back() -> None:
-    view = told(Changes(version=6, members=(peer("a", 6, alive=False),)), FIRST)
+    view = told(Changes(version=6, members=(member("a", 6, alive=False),)), FIRST)
     assert "a" not in view.members
 
 
 def test_learning_one_key_leaves_the_version_so_that_nothing_is_skipped() -> None:
     view = told(FIRST)
-    assert view.learn(resource("g/0", 8, holder="a", epoch=1))
-    assert not view.learn(resource("g/0", 7))
+    assert view.apply_resource(resource("g/0", 8, holder="a", epoch=1))
+    assert not view.apply_resource(resource("g/0", 7))
     assert view.resources["g/0"].epoch == 1
     assert view.version == 3
 

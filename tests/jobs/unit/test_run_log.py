@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leasehold.jobs import Outcome
-from leasehold.jobs.run_log import RunEntry, RunNote, entries, reservers
+from leasehold.jobs.run_log import RunLogEntry, RunNote, log_entries, recent_holders
 from leasehold.model import LONGEST_NOTE, EndReason, Note, Ownership, Term
 
 AT = datetime(2026, 3, 1, 2, 0, tzinfo=UTC)
@@ -53,24 +53,24 @@ moments = st.datetimes(
         words=texts,
     )
 )
-def test_any_note_can_be_kept_and_what_is_read_from_it_is_what_was_said(said: RunNote) -> None:
-    note = said.note()
-    assert Note(ownership=PROOF, text=note).text == note  # every store can keep it
-    read = RunNote.of(note)
-    assert (read.pid, read.attempt, read.outcome) == (said.pid, said.attempt, said.outcome)
-    assert (read.occurrence, read.exit_code) == (said.occurrence, said.exit_code)
-    assert said.host.startswith(read.host)
+def test_any_note_can_be_kept_and_what_is_read_from_it_is_what_was_said(note: RunNote) -> None:
+    text = note.to_json()
+    assert Note(ownership=PROOF, text=text).text == text  # every store can keep it
+    read = RunNote.of(text)
+    assert (read.pid, read.attempt, read.outcome) == (note.pid, note.attempt, note.outcome)
+    assert (read.occurrence, read.exit_code) == (note.occurrence, note.exit_code)
+    assert note.host.startswith(read.host)
     cut = read.words.removesuffix("…")
-    assert read.words == said.words or said.words.startswith(cut)
+    assert read.words == note.words or note.words.startswith(cut)
 
 
 def test_short_words_are_kept_whole_and_what_is_empty_takes_no_room() -> None:
-    said = RunNote(host="vm", pid=7, occurrence=AT, exit_code=0, words="half of it")
-    assert RunNote.of(said.note()) == said
-    assert json.loads(said.note()).keys() == {"host", "pid", "occurrence", "exit_code", "words"}
-    assert RunNote().note() == "{}"
-    assert len(RunNote(words="x" * 5000).note()) <= LONGEST_NOTE
-    assert RunNote.of(RunNote(words="x" * 5000).note()).words.endswith("x…")
+    note = RunNote(host="vm", pid=7, occurrence=AT, exit_code=0, words="half of it")
+    assert RunNote.of(note.to_json()) == note
+    assert json.loads(note.to_json()).keys() == {"host", "pid", "occurrence", "exit_code", "words"}
+    assert RunNote().to_json() == "{}"
+    assert len(RunNote(words="x" * 5000).to_json()) <= LONGEST_NOTE
+    assert RunNote.of(RunNote(words="x" * 5000).to_json()).words.endswith("x…")
 
 
 @given(st.text(max_size=200) | st.recursive(st.integers(), st.lists).map(json.dumps))
@@ -104,7 +104,7 @@ def test_parts_that_a_later_release_adds_are_passed_over() -> None:
 
 @pytest.mark.spec("J3")
 @pytest.mark.parametrize(
-    ("reason", "said", "outcome"),
+    ("reason", "note", "outcome"),
     [
         (None, RunNote(), None),
         (EndReason.RELEASED, RunNote(), Outcome.OK),
@@ -122,11 +122,11 @@ def test_parts_that_a_later_release_adds_are_passed_over() -> None:
     ],
 )
 def test_how_it_ended_is_what_its_holder_said_or_else_what_the_store_saw(
-    reason: EndReason | None, said: RunNote, outcome: Outcome | None
+    reason: EndReason | None, note: RunNote, outcome: Outcome | None
 ) -> None:
-    entry = RunEntry.of(term(1, reason=reason, note=said.note()))
+    entry = RunLogEntry.of(term(1, reason=reason, note=note.to_json()))
     assert entry.outcome is outcome
-    assert entry.said == said
+    assert entry.note == note
     assert entry.ran == (outcome is not Outcome.NOTHING)
     known = reason not in (None, EndReason.EXPIRED)  # it died some time before that was seen
     assert entry.duration == (timedelta(seconds=90) if known else None)
@@ -135,26 +135,28 @@ def test_how_it_ended_is_what_its_holder_said_or_else_what_the_store_saw(
 @pytest.mark.spec("J3")
 def test_the_last_ten_reservers_newest_first_and_one_in_a_row_is_one() -> None:
     holders = ["c", "c", *(f"h{number}" for number in range(8)), "b", "b", "a"]
-    log = entries(term(99 - at, holder=holder) for at, holder in enumerate(holders))
-    found = reservers(log)
+    log = log_entries(term(99 - at, holder=holder) for at, holder in enumerate(holders))
+    found = recent_holders(log)
     assert [each.holder for each in found] == ["c", *(f"h{number}" for number in range(8)), "b"]
     assert [len(each.entries) for each in found] == [2, 1, 1, 1, 1, 1, 1, 1, 1, 2]
     assert [entry.epoch for entry in found[0].entries] == [99, 98]
-    assert len(reservers(log, most=2)) == 2
+    assert len(recent_holders(log, max_holders=2)) == 2
 
 
 def test_what_an_operator_has_reset_is_no_reservation() -> None:
-    log = entries([term(2), term(1, reason=EndReason.RESET, holder="operator")])
+    log = log_entries([term(2), term(1, reason=EndReason.RESET, holder="operator")])
     assert [entry.epoch for entry in log] == [2]
 
 
 def test_what_its_holder_has_killed_is_killed_though_only_time_has_ended_its_term() -> None:
-    note = RunNote(outcome=Outcome.KILLED, words="timeout: it did not stop").note()
-    killed = RunEntry.of(term(1, reason=EndReason.EXPIRED, note=note))
+    note = RunNote(outcome=Outcome.KILLED, words="timeout: it did not stop").to_json()
+    killed = RunLogEntry.of(term(1, reason=EndReason.EXPIRED, note=note))
     assert (killed.outcome, killed.duration) == (Outcome.KILLED, None)
     for outcome in set(Outcome) - {Outcome.KILLED}:
-        note = RunNote(outcome=outcome).note()
-        assert RunEntry.of(term(1, reason=EndReason.EXPIRED, note=note)).outcome is Outcome.EXPIRED
+        note = RunNote(outcome=outcome).to_json()
+        assert (
+            RunLogEntry.of(term(1, reason=EndReason.EXPIRED, note=note)).outcome is Outcome.EXPIRED
+        )
     for reason in (EndReason.STOLEN, EndReason.BROKEN):
-        note = RunNote(outcome=Outcome.KILLED).note()
-        assert RunEntry.of(term(1, reason=reason, note=note)).outcome is not Outcome.KILLED
+        note = RunNote(outcome=Outcome.KILLED).to_json()
+        assert RunLogEntry.of(term(1, reason=reason, note=note)).outcome is not Outcome.KILLED

@@ -23,7 +23,7 @@ def guard(stage: TransactionStage) -> TransactionFence:
         ownership=OWNED,
         address=DatabaseAddress.of("postgresql://me:hunter2@db/app"),
         stage=stage,
-        mark=CheckpointWrite(ownership=OWNED, position=Position(sequence_number=7)),
+        write=CheckpointWrite(ownership=OWNED, position=Position(sequence_number=7)),
     )
 
 
