@@ -103,31 +103,31 @@ def exit_code(error: LeaseholdError) -> int:
     return next((code for kind, code in _EXIT_CODES if isinstance(error, kind)), 1)
 
 
-def _needed(said: Sequence[str]) -> Sequence[str]:
+def _needed(arguments: Sequence[str]) -> Sequence[str]:
     """The commands to be imported: all of them for the help, and to say what was meant."""
-    if list(said) == ["--version"]:
+    if list(arguments) == ["--version"]:
         return ()
-    return said if set(said) & set(_COMMANDS) else _COMMANDS
+    return arguments if set(arguments) & set(_COMMANDS) else _COMMANDS
 
 
 def run() -> None:
     """Run, and turn every error of ours into one line on stderr."""
-    said = sys.argv[1:2]
-    if _ARROW_ALONE.intersection(said):
+    arguments = sys.argv[1:2]
+    if _ARROW_ALONE.intersection(arguments):
         quick = import_module("leasehold.cli.fast_start")
         quick.leave_pandas_out()
         quick.keep_numpy_small()
     try:
-        made(_needed(said))()
+        made(_needed(arguments))()
     except LeaseholdError as error:
-        _tell(error)
+        _print_error(error)
         sys.exit(exit_code(error))
     except OSError as error:  # such as a full disk below our output
-        _tell(error)
+        _print_error(error)
         sys.exit(1)
 
 
-def _tell(error: Exception) -> None:
+def _print_error(error: Exception) -> None:
     """One line; a terminal gets it in lines of its width, broken between words."""
     from rich.console import Console  # noqa: PLC0415 - rich takes its time
     from rich.markup import escape  # noqa: PLC0415

@@ -50,7 +50,7 @@ _CHECKS = (
 )
 _FINDINGS = (
     (
-        Column(name="check", least=12, fold=True),
+        Column(name="check", min_width=12, fold=True),
         Column(name="partition", title="part", justify="right"),
         Column(name="what", fold=True),
         Column(name="evidence", fold=True),
@@ -115,9 +115,9 @@ def _run(stream: str, group: str, *, sink: str | None, master: str | None, store
         ) from error
     place = target(sink, store=store) if sink is not None else None
     refuse_unknown(store=store, stream=stream, group=group, sink=place)
-    _say("starting Spark")
+    _print_progress("starting Spark")
     spark = session("leasehold audit", master=master)
-    return run(spark, store=store, stream=stream, group=group, sink=place, say=_say)
+    return run(spark, store=store, stream=stream, group=group, sink=place, say=_print_progress)
 
 
 @contextmanager
@@ -142,9 +142,9 @@ def _check_place(html: Path | None) -> None:
         raise UsageError(f"--html {html}: there is no folder {html.parent}: make it first")
 
 
-def _say(words: str) -> None:
+def _print_progress(message: str) -> None:
     if err.is_terminal:
-        err.print(f"{words} …")
+        err.print(f"{message} …")
 
 
 def _print(done: Audit, form: Output) -> None:
@@ -161,13 +161,13 @@ def _print(done: Audit, form: Output) -> None:
         print_table(fitting_table(found, _FINDINGS))
     more = sum(each.faults + each.unknown for each in done.checks) - len(found)
     if more > 0:
-        _tell(f"and {counted(more, 'more finding')}: the first of each kind are shown")
+        _print_note(f"and {counted(more, 'more finding')}: the first of each kind are shown")
     for note in done.notes:
-        _tell(f"note: {note}")
+        _print_note(f"note: {note}")
 
 
-def _tell(words: str) -> None:
-    err.print(words, soft_wrap=not err.is_terminal)
+def _print_note(message: str) -> None:
+    err.print(message, soft_wrap=not err.is_terminal)
 
 
 def _rows(rows: object) -> list[dict[str, object]]:

@@ -72,13 +72,15 @@ Execute = Annotated[
 
 
 @contextmanager
-def said_for_commands() -> Iterator[None]:
-    """What the library says to programs, said to those who type commands."""
+def command_hints() -> Iterator[None]:
+    """Replace advice for programs in the library's errors by commands to type."""
     try:
         yield
     except UnknownFile as error:
-        words = str(error).replace("look for the right path with list", "see `leasehold files ls`")
-        raise UnknownFile(words) from error
+        message = str(error).replace(
+            "look for the right path with list", "see `leasehold files ls`"
+        )
+        raise UnknownFile(message) from error
     except UsageError as error:
         if "has no volumes yet" not in str(error):
             raise
@@ -126,8 +128,8 @@ def shared_store_url(given: str | None) -> str:
 # ------------------------------------------------------------ durations and sizes
 
 
-def duration(text: str, *, option: str, least: str = "", most: str = "") -> timedelta:
-    """``60s``, ``5m``, ``2h``, ``7d``; ``least`` and ``most``, written so too, are its range.
+def duration(text: str, *, option: str, at_least: str = "", at_most: str = "") -> timedelta:
+    """``60s``, ``5m``, ``2h``, ``7d``; ``at_least`` and ``at_most`` are its range.
 
     Raises:
         InvalidDuration: it is written in another way, lies outside its range, or is longer than a
@@ -143,10 +145,10 @@ def duration(text: str, *, option: str, least: str = "", most: str = "") -> time
     if seconds > _LONGEST_S:
         raise InvalidDuration(f"{option} {text!r} is longer than 1000 years: choose less")
     found = timedelta(seconds=seconds)
-    if least and found < duration(least, option=option):
-        raise InvalidDuration(f"{option} {text} is too short: it must be {least} at least")
-    if most and found > duration(most, option=option):
-        raise InvalidDuration(f"{option} {text} is too long: it may be {most} at most")
+    if at_least and found < duration(at_least, option=option):
+        raise InvalidDuration(f"{option} {text} is too short: it must be {at_least} at least")
+    if at_most and found > duration(at_most, option=option):
+        raise InvalidDuration(f"{option} {text} is too long: it may be {at_most} at most")
     return found
 
 
@@ -182,8 +184,8 @@ def shown_size(number: int) -> str:
         for unit, name in ((1000**power, f"{letter}B"), (1024**power, f"{letter.upper()}iB")):
             if number and number % unit == 0:
                 found.append((number // unit, name))
-    least, name = min(found, key=lambda each: each[0])
-    return f"{least:,} {name}"
+    count, unit = min(found, key=lambda each: each[0])
+    return f"{count:,} {unit}"
 
 
 def shown_seconds(seconds: float) -> str:
@@ -244,8 +246,8 @@ def time_cell(value: object) -> str:
 class Column:
     """A column of a table: the value it shows, and how. Only one that folds is ever broken.
 
-    ``none`` stands for a value that is not there. ``least`` is how narrow a column that folds may
-    become.
+    ``none`` stands for a value that does not exist. ``min_width`` is how narrow a column that folds
+    may become.
     """
 
     name: str
@@ -254,7 +256,7 @@ class Column:
     shown: Callable[[object], str] = str
     fold: bool = False
     none: str = "-"
-    least: int = _MIN_FOLDED
+    min_width: int = _MIN_FOLDED
 
 
 def row_of(record: Any) -> dict[str, object]:

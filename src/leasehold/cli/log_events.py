@@ -31,9 +31,9 @@ from leasehold.cli.common import (
     DatabaseUrl,
     Form,
     Output,
+    command_hints,
     count_cell,
     counted,
-    said_for_commands,
     store_url,
     until_the_pipe_closes,
 )
@@ -58,7 +58,7 @@ def opened(store: str | None, *, make: bool = False, volumes: Sequence[Path] = (
     """The log, without a monitor: a command that looks at things recovers nothing unasked."""
     url, options = store_url(store, make=make), leasehold.log.LogOptions(run_monitor=False)
     with (
-        said_for_commands(),
+        command_hints(),
         leasehold.log.Log.open(url, volumes=volumes, name="cli", options=options) as log,
     ):
         yield log
@@ -70,8 +70,8 @@ def about(partition: int) -> Iterator[None]:
     try:
         yield
     except Trimmed as error:
-        words = f"partition {partition}: {error}. Add --from earliest, or a later place."
-        raise Trimmed(words, earliest=error.earliest) from error
+        message = f"partition {partition}: {error}. Add --start earliest, or a later place."
+        raise Trimmed(message, earliest=error.earliest) from error
     except UsageError as error:
         if "partition" in str(error):
             raise
@@ -81,7 +81,7 @@ def about(partition: int) -> Iterator[None]:
 if TYPE_CHECKING:
     _Found = queue.Queue[EventBatch | LeaseholdError]
 
-_LOOK_EVERY_S = 0.25  # how long a follower that is ahead takes to notice that nobody wants more
+_POLL_INTERVAL_S = 0.25  # how long a follower that is ahead takes to notice that nobody wants more
 
 
 @contextmanager
@@ -129,7 +129,7 @@ def _put(what: EventBatch | LeaseholdError, found: _Found, stop: threading.Event
     """Wait for room, but not for somebody who has left."""
     while not stop.is_set():
         try:
-            found.put(what, timeout=_LOOK_EVERY_S)
+            found.put(what, timeout=_POLL_INTERVAL_S)
         except queue.Full:
             continue
         return
@@ -202,7 +202,7 @@ Partition = Annotated[
 StartOption = Annotated[
     str,
     typer.Option(
-        "--from",
+        "--start",
         help="earliest, latest, seq:N, offset:N, or a time: 2026-01-31T12:00:00Z.",
         metavar="PLACE",
     ),
@@ -279,14 +279,14 @@ def cat(
     key: Annotated[
         str | None, typer.Option(help="Only events with this key.", metavar="KEY")
     ] = None,
-    most: Annotated[
+    max_events: Annotated[
         int | None, typer.Option(help="Stop after N events in all.", min=1, metavar="N")
     ] = None,
     store: DatabaseUrl = None,
     form: EventFormOption = EventForm.TABLE,
 ) -> None:
     """Print the events there are now, one partition after the other."""
-    begin, left = Start.parse(start), most
+    begin, left = Start.parse(start), max_events
     with opened(store) as log, until_the_pipe_closes():
         for at, number in enumerate(_chosen(log, stream, partition)):
             with about(number), log.reader(stream, number, start=begin) as reader:

@@ -93,7 +93,7 @@ OccurrenceWord = Annotated[
 ]
 Crash = Annotated[
     OnCrash,
-    typer.Option(help="An occurrence whose node died: again, or leave.", metavar="WHAT"),
+    typer.Option(help="An occurrence whose node died: rerun, or abandon.", metavar="WHAT"),
 ]
 TimeLimit = Annotated[
     str | None, typer.Option(help="Stop the command after this time.", metavar="TIME")
@@ -101,7 +101,7 @@ TimeLimit = Annotated[
 Retry = Annotated[
     str, typer.Option(help="Try again so often after a failure: 3, or 3:2s.", metavar="N[:TIME]")
 ]
-Grace = Annotated[
+StopTimeout = Annotated[
     str, typer.Option(help="From SIGTERM to SIGKILL, if the lease lasts.", metavar="TIME")
 ]
 Lost = Annotated[
@@ -154,10 +154,10 @@ def run(
     tz: Zone = None,
     every: Every = None,
     occurrence: OccurrenceWord = None,
-    on_crash: Crash = OnCrash.RUN_AGAIN,
+    on_crash: Crash = OnCrash.RERUN,
     timeout: TimeLimit = None,
     retry: Retry = "0",
-    grace: Grace = "15s",
+    stop_timeout: StopTimeout = "15s",
     on_lost: Lost = "stop",
     standby: Standby = False,
     json: Json = False,
@@ -172,15 +172,15 @@ def run(
     try:
         schedule = _schedule(cron, every, tz)
         held, wait = _if_held(if_held)
-        length = duration(lease, option="--lease", least="500ms", most="7d")
-        limit = None if timeout is None else duration(timeout, option="--timeout", most="366d")
+        length = duration(lease, option="--lease", at_least="500ms", at_most="7d")
+        limit = None if timeout is None else duration(timeout, option="--timeout", at_most="366d")
         retries, pause = _retry(retry)
         plan = CommandPlan(
             job=job,
             command=command,
             store=shared_store_url(store),
             lease=length,
-            limits=_limits(job, length, grace=grace, timeout=limit, on_lost=on_lost),
+            limits=_limits(job, length, stop_timeout=stop_timeout, timeout=limit, on_lost=on_lost),
             if_held=held,
             wait=wait,
             held_exit=held_exit,
@@ -242,10 +242,10 @@ def _make_store(url: str) -> None:
     _say(f"made a new store, the file {path}: all that share the job must name this very file")
 
 
-def _say(words: str) -> None:
+def _say(message: str) -> None:
     from leasehold.cli.tables import err  # noqa: PLC0415 - rich takes its time
 
-    _write(lambda: err.print(f"leasehold run: {words}"))
+    _write(lambda: err.print(f"leasehold run: {message}"))
 
 
 def _is_looked_at() -> bool:
@@ -337,17 +337,17 @@ def _retry(text: str) -> tuple[int, timedelta]:
         raise UsageError(f"--retry {text!r} is no number: write 3, or 3:2s with the first pause")
     if not has_pause:
         return int(number), Policy().retry_pause
-    return int(number), duration(pause, option="--retry", most="1d")
+    return int(number), duration(pause, option="--retry", at_most="1d")
 
 
 def _limits(
-    job: str, lease: timedelta, *, grace: str, timeout: timedelta | None, on_lost: str
+    job: str, lease: timedelta, *, stop_timeout: str, timeout: timedelta | None, on_lost: str
 ) -> CommandTimeouts:
     wish = Wish.of((job,), lease=lease)
     limits = CommandTimeouts(
         lease_s=wish.timing.lease_s,
         belief_s=wish.grace_s,
-        grace_s=duration(grace, option="--grace", most="1d").total_seconds(),
+        grace_s=duration(stop_timeout, option="--stop-timeout", at_most="1d").total_seconds(),
         on_loss=_on_loss(on_lost),
     )
     return limits if timeout is None else limits.within(timeout.total_seconds())

@@ -96,7 +96,7 @@ def table_of(
             justify=column.justify,
             overflow="fold",
             no_wrap=not column.fold,
-            min_width=max(min(width, column.least) if column.fold else width, len(title)),
+            min_width=max(min(width, column.min_width) if column.fold else width, len(title)),
         )
     for row in cells:
         table.add_row(*row)

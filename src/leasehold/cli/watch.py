@@ -40,7 +40,7 @@ from leasehold.insight import Inspector, open_inspector
 _OPTION = "--watch"
 _EVERY = "2s"
 _MIN_S, _MAX_S = 0.1, 86400.0
-_LOOK_EVERY_S = 0.25
+_POLL_INTERVAL_S = 0.25
 
 Watch = Annotated[
     str | None,
@@ -77,11 +77,11 @@ class Page:
     notes: Sequence[str] = ()
 
 
-Look = Callable[[Inspector], Awaitable[Page]]
+PageReader = Callable[[Inspector], Awaitable[Page]]
 
 
 def show(
-    look: Look,
+    read_page: PageReader,
     *,
     store: str | None,
     form: Output,
@@ -98,18 +98,18 @@ def show(
     url = store_url(store, maker=maker)
     if watch is None:
         with until_the_pipe_closes():
-            print_page(anyio.run(_once, url, look), form)
+            print_page(anyio.run(_once, url, read_page), form)
         return
     every_s = duration(watch, option=_OPTION).total_seconds()
     if not _MIN_S <= every_s <= _MAX_S:
         raise InvalidDuration(f"{_OPTION} {watch!r} must lie between 100ms and 1d")
     with suppress(KeyboardInterrupt), until_the_pipe_closes():
-        anyio.run(_again, url, look, form, every_s)
+        anyio.run(_again, url, read_page, form, every_s)
 
 
 def print_page(page: Page, form: Output) -> None:
     """Print a page that is looked at once."""
-    _say(page.notes)
+    _print_notes(page.notes)
     if form is Output.TABLE:
         _print_blocks(page.blocks)
     elif form is Output.JSON:
@@ -118,22 +118,22 @@ def print_page(page: Page, form: Output) -> None:
         _print_lines(page)
 
 
-async def _once(url: str, look: Look) -> Page:
-    async with open_inspector(url) as desk:
-        return await look(desk)
+async def _once(url: str, read_page: PageReader) -> Page:
+    async with open_inspector(url) as inspector:
+        return await read_page(inspector)
 
 
-async def _again(url: str, look: Look, form: Output, every_s: float) -> None:
+async def _again(url: str, read_page: PageReader, form: Output, every_s: float) -> None:
     painted = form is Output.TABLE and out.is_terminal
-    async with open_inspector(url) as desk:
-        page = await look(desk)
+    async with open_inspector(url) as inspector:
+        page = await read_page(inspector)
         if painted:
-            await _paint(desk, look, page, every_s)
-        said: Sequence[str] = ()
+            await _paint(inspector, read_page, page, every_s)
+        shown: Sequence[str] = ()
         while True:
-            if page.notes != said:
-                _say(page.notes)
-            said = page.notes
+            if page.notes != shown:
+                _print_notes(page.notes)
+            shown = page.notes
             if form is Output.JSON:
                 typer.echo(json.dumps(page.data))
             elif form is Output.JSONL:
@@ -141,53 +141,53 @@ async def _again(url: str, look: Look, form: Output, every_s: float) -> None:
             else:
                 _print_blocks(page.blocks)
                 typer.echo("")
-            await desk.clock.sleep(every_s)
-            page = await _next(desk, look, page)
+            await inspector.clock.sleep(every_s)
+            page = await _next(inspector, read_page, page)
 
 
-async def _paint(desk: Inspector, look: Look, page: Page, every_s: float) -> None:
+async def _paint(inspector: Inspector, read_page: PageReader, page: Page, every_s: float) -> None:
     with Live(console=out, auto_refresh=False, vertical_overflow="ellipsis") as live:
         while True:
-            at = desk.clock.utc_now().strftime("%H:%M:%SZ")
+            at = inspector.clock.utc_now().strftime("%H:%M:%SZ")
             foot = Text(f"\n{at}, again every {shown_seconds(every_s)}; Ctrl-C ends it", "dim")
             notes = [Text(each, "yellow") for each in page.notes]
             live.update(Group(*page.blocks, *notes, foot), refresh=True)
-            await desk.clock.sleep(every_s)
-            page = await _next(desk, look, page)
+            await inspector.clock.sleep(every_s)
+            page = await _next(inspector, read_page, page)
 
 
-async def _next(desk: Inspector, look: Look, before: Page) -> Page:
+async def _next(inspector: Inspector, read_page: PageReader, before: Page) -> Page:
     """Look again; while the store is away, the page of before with the reason."""
     try:
-        return await look(desk)
+        return await read_page(inspector)
     except StoreUnavailable as error:
         return Page(data=before.data, blocks=before.blocks, notes=(f"not as it is now: {error}",))
 
 
 async def wait_until_done(
-    desk: Inspector, step: Callable[[], Awaitable[str | None]], *, limit_s: float
+    inspector: Inspector, step: Callable[[], Awaitable[str | None]], *, limit_s: float
 ) -> bool:
     """Look until ``step`` returns None, and tell what it says until then; False: out of time.
 
     A store that is away for a while ends nothing: what was asked for is under way without us.
     """
-    until_s, said = desk.clock.boottime_s() + limit_s, ""
+    until_s, shown = inspector.clock.boottime_s() + limit_s, ""
     with err.status("…") if err.is_terminal else nullcontext() as status:
         while True:
             try:
-                words = await step()
+                message = await step()
             except StoreUnavailable as error:
-                words = f"the store does not answer: {error}"
-            if words is None:
+                message = f"the store does not answer: {error}"
+            if message is None:
                 return True
             if status is not None:
-                status.update(Text(words))
-            elif words != said:
-                err.print(words)
-            said = words
-            if desk.clock.boottime_s() >= until_s:
+                status.update(Text(message))
+            elif message != shown:
+                err.print(message)
+            shown = message
+            if inspector.clock.boottime_s() >= until_s:
                 return False
-            await desk.clock.sleep(_LOOK_EVERY_S)
+            await inspector.clock.sleep(_POLL_INTERVAL_S)
 
 
 def _print_blocks(blocks: Sequence[Table | str]) -> None:
@@ -203,6 +203,6 @@ def _print_lines(page: Page) -> None:
         typer.echo(json.dumps(row))
 
 
-def _say(notes: Sequence[str]) -> None:
+def _print_notes(notes: Sequence[str]) -> None:
     for note in notes:
         err.print(note)

@@ -38,11 +38,11 @@ Module = Annotated[
         metavar="MODULE[:NAME]", help="Where functions with @job are; all of them, or one."
     ),
 ]
-Name = Annotated[str, typer.Option(help="Begins the id of this worker.", metavar="NAME")]
-Most = Annotated[
+HolderName = Annotated[str, typer.Option(help="Begins the id of this worker.", metavar="NAME")]
+MaxJobs = Annotated[
     int | None, typer.Option(help="Run no more jobs than this at once.", min=1, metavar="N")
 ]
-Grace = Annotated[
+StopTimeout = Annotated[
     str, typer.Option(help="How long runs may take to end when it is stopped.", metavar="TIME")
 ]
 
@@ -50,27 +50,27 @@ Grace = Annotated[
 def worker(
     module: Module,
     *,
-    name: Name = "worker",
-    most: Most = None,
-    grace: Grace = "10s",
+    holder_name: HolderName = "worker",
+    max_jobs: MaxJobs = None,
+    stop_timeout: StopTimeout = "10s",
     store: StoreUrl = None,
 ) -> None:
     """Run the jobs of a module; start it on several machines, and each runs what it can reserve.
 
-    Ctrl-C or SIGTERM ends it in good order: what runs may end, or is stopped after the grace, all
-    is released at once, and the exit code is 0. A second one, a second later or more, ends it at
-    once. A function that can not be stopped is ended with the process, with exit code 1.
+    Ctrl-C or SIGTERM ends it in good order: what runs may end, or is stopped after --stop-timeout,
+    all is released at once, and the exit code is 0. A second one, a second later or more, ends it
+    at once. A function that can not be stopped is ended with the process, with exit code 1.
     """
-    limit = duration(grace, option="--grace", most="1d")
+    limit = duration(stop_timeout, option="--stop-timeout", at_most="1d")
     url = shared_store_url(store)
     jobs = load_jobs(module)
     clock = SystemClock()
-    with _heard(_Lines(clock)) as lines:
+    with _log_to(_Lines(clock)) as lines:
         made = Worker(
             jobs,
             store=url,
-            name=name,
-            max_concurrent=most,
+            name=holder_name,
+            max_concurrent=max_jobs,
             grace=limit,
             on_stuck=lines.leave,
             clock=clock,
@@ -162,9 +162,9 @@ class _Lines(logging.Handler):
         super().__init__(logging.INFO)
         self._clock = clock
 
-    def say(self, words: str) -> None:
+    def say(self, message: str) -> None:
         """One line."""
-        err.print(f"{self._clock.utc_now():%H:%M:%S}Z {words}")
+        err.print(f"{self._clock.utc_now():%H:%M:%S}Z {message}")
 
     def emit(self, record: logging.LogRecord) -> None:
         """Say what was logged, and where it failed."""
@@ -180,8 +180,8 @@ class _Lines(logging.Handler):
 
 
 @contextmanager
-def _heard(lines: _Lines) -> Iterator[_Lines]:
-    """Let all that Leasehold logs be said by ``lines`` and by nobody else."""
+def _log_to(lines: _Lines) -> Iterator[_Lines]:
+    """Send all that Leasehold logs to ``lines`` alone."""
     logger, jobs = logging.getLogger("leasehold"), logging.getLogger("leasehold.jobs")
     before, logger.propagate = (logger.propagate, jobs.level), False
     jobs.setLevel(logging.INFO)

@@ -30,8 +30,8 @@ _TICK = timedelta(microseconds=1)
 class OnCrash(Enum):
     """An occurrence whose run was started, and whose holder died before its end."""
 
-    RUN_AGAIN = "again"  # at least once
-    LEAVE = "leave"  # at most once
+    RERUN = "rerun"  # at least once
+    ABANDON = "abandon"  # at most once
 
 
 class CatchUp(Enum):
@@ -127,8 +127,8 @@ def decide(
     settled = done
     if started is not None:
         waits = place is RunPlace.ELSEWHERE
-        if waits or (rules.on_crash is OnCrash.RUN_AGAIN and _fresh(started, now, rules, shift)):
-            # The other one may crash yet, so even with LEAVE it has to be looked after.
+        if waits or (rules.on_crash is OnCrash.RERUN and _fresh(started, now, rules, shift)):
+            # The other one may crash yet, so even with ABANDON it has to be looked after.
             return _found(started, place, again=True)
         settled = started
     first = schedule.next(settled)

@@ -61,7 +61,7 @@ async def plan_reset(
     view: GroupView,
     *,
     to: Start | None,
-    places: LogPositions | None,
+    positions: LogPositions | None,
     partitions: Sequence[str] = (),
 ) -> ResetPlan:
     """Plan to put the checkpoints of a group to ``to`` (``None``: remove them).
@@ -72,27 +72,27 @@ async def plan_reset(
         UsageError: ``to`` lies beyond the end of one of them, or can not be found without a log.
     """
     chosen = [view.partition(each) for each in dict.fromkeys(partitions)] or view.partitions
-    if to is not None and places is None and to.kind is not StartKind.SEQUENCE:
+    if to is not None and positions is None and to.kind is not StartKind.SEQUENCE:
         raise UsageError(
             f"{view.stream!r} is no stream of the log in this store, so nobody can tell where "
             f"{str(to)!r} is: use seq:N, or remove the checkpoints"
         )
-    plan = [_planned(each, await _next_number(each, to, places)) for each in chosen]
+    plan = [_planned(each, await _next_number(each, to, positions)) for each in chosen]
     return ResetPlan(partitions=tuple(plan))
 
 
 async def _next_number(
-    part: PartitionView, to: Start | None, places: LogPositions | None
+    part: PartitionView, to: Start | None, positions: LogPositions | None
 ) -> int | None:
     if to is None:
         return None
-    if places is None:
+    if positions is None:
         return to.value
     try:
-        return await places.sequence_of(part.partition, to)
+        return await positions.sequence_of(part.partition, to)
     except Trimmed as error:
-        words = f"partition {part.partition}: {error}"
-        raise Trimmed(words, earliest=error.earliest) from error
+        message = f"partition {part.partition}: {error}"
+        raise Trimmed(message, earliest=error.earliest) from error
     except UsageError as error:
         raise UsageError(f"partition {part.partition}: {error}") from error
 
@@ -112,5 +112,5 @@ def _planned(part: PartitionView, then: int | None) -> PartitionReset:
         then=then,
         again=again,
         skipped=skipped,
-        held_by=part.keeper,
+        held_by=part.held_by,
     )

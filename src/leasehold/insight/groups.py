@@ -217,7 +217,7 @@ def would_be_undone(view: GroupView, *, owner: str | None, to: str) -> bool:
             holder=each.holder,
             count=each.keys + change.get(each.holder, 0),
             weight=each.weight,
-            most=each.most,
+            most=each.max_partitions,
         )
         for each in view.members
         if not each.leaving

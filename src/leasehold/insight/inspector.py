@@ -29,19 +29,19 @@ if TYPE_CHECKING:
 class Inspector:
     """Made by ``open_inspector``: a store, and the log in the same database where there is one.
 
-    ``trouble`` says why heads and lags can not be told though there is a log; else it is empty.
+    ``failure`` says why heads and lags can not be told though there is a log; else it is empty.
     """
 
     def __init__(self, store: Store, *, url: str, clock: Clock) -> None:
         """The log is opened when it is first asked for."""
         self.store = store
         self.clock = clock
-        self.trouble = ""
+        self.failure = ""
         self._url = url
         self._log: Log | None = None
         self._asked = False
 
-    async def places(self, stream: str) -> LogPositions | None:
+    async def positions(self, stream: str) -> LogPositions | None:
         """The places of a stream; ``None`` if it is no stream of the embedded log."""
         if not self._asked:
             self._asked = True
@@ -59,25 +59,27 @@ class Inspector:
         Raises:
             UnknownResource: the store knows no such group.
         """
-        places = await self.places(stream) if lags else None
+        positions = await self.positions(stream) if lags else None
         now = self.clock.utc_now()
         try:
-            view = await group_view(self.store, stream, group, now=now, source=places, peek=places)
+            view = await group_view(
+                self.store, stream, group, now=now, source=positions, peek=positions
+            )
         except UnknownStream:  # deleted since we asked
             return await group_view(self.store, stream, group, now=now)
-        if places is not None:
-            self.trouble = places.trouble
+        if positions is not None:
+            self.failure = positions.failure
         return view
 
     async def groups(self) -> Sequence[GroupView]:
         """All groups; how long events wait is not looked up."""
         streams = {stream for stream, _ in await known_groups(self.store)}
-        found = [(each, await self.places(each)) for each in sorted(streams)]
-        places = {stream: each for stream, each in found if each is not None}
-        sources = {stream: RememberedEnds(each) for stream, each in places.items()}
+        found = [(each, await self.positions(each)) for each in sorted(streams)]
+        positions = {stream: each for stream, each in found if each is not None}
+        sources = {stream: RememberedEnds(each) for stream, each in positions.items()}
         views = await group_views(self.store, now=self.clock.utc_now(), sources=sources)
-        if places:
-            self.trouble = next((each.trouble for each in places.values() if each.trouble), "")
+        if positions:
+            self.failure = next((each.failure for each in positions.values() if each.failure), "")
         return views
 
     async def close(self) -> None:
@@ -92,7 +94,7 @@ class Inspector:
         except UsageError:
             return None  # no database that can keep a log, or one without a volume
         except (StoreUnusable, VolumeUnusable) as error:
-            self.trouble = str(error)
+            self.failure = str(error)
             return None
 
 
@@ -106,9 +108,9 @@ async def open_inspector(url: str, *, clock: Clock | None = None) -> AsyncIterat
     """
     clock = clock or SystemClock()
     async with open_store(url, clock=clock) as store:
-        desk = Inspector(store, url=url, clock=clock)
+        inspector = Inspector(store, url=url, clock=clock)
         try:
-            yield desk
+            yield inspector
         finally:
             with anyio.CancelScope(shield=True):
-                await desk.close()
+                await inspector.close()

@@ -39,9 +39,9 @@ class JobState(Enum):
     """What a job is about, in a word."""
 
     RUNNING = "running"
-    KEPT = "kept"  # handed over, and not taken yet
+    HANDING_OVER = "handing_over"  # handed over, and not taken yet
     PAUSED = "paused"
-    WANTED = "wanted"  # an operator wants it to be run now
+    RUN_REQUESTED = "run_requested"  # an operator wants it to be run now
     FREE = "free"
 
 
@@ -50,12 +50,12 @@ class JobView:
     """A job; what is not known is ``None``.
 
     Attributes:
-        resource: its key, as the store knows it. peer: the holder's lease.
+        resource: its key, as the store knows it. member: the holder's lease.
         current: the run that is under way; last: the one that ended last, and did run.
         schedule: as the newest run has told it; ``None`` also if it can not be read here.
         schedule_text: the same as text; empty if the runs have none.
         ran: which occurrences are done.
-        paused, wanted: the orders that stand at this moment.
+        paused, run_requested: the orders that stand at this moment.
         next_at: the next moment of the schedule that is not done, if the job is not paused.
         late_s: how long an occurrence has been waiting for a run, if that is longer than a
             minute and the job is not paused.
@@ -63,14 +63,14 @@ class JobView:
 
     name: str
     resource: Resource
-    peer: MemberRecord | None
+    member: MemberRecord | None
     current: RunEntry | None
     last: RunEntry | None
     schedule: Schedule | None
     schedule_text: str
     ran: RunRecord | None
     paused: OperatorRequest | None
-    wanted: OperatorRequest | None
+    run_requested: OperatorRequest | None
     next_at: datetime | None
     late_s: float | None
 
@@ -85,15 +85,15 @@ class JobView:
         if self.held:
             return JobState.RUNNING
         if self.resource.handed_to is not None:
-            return JobState.KEPT
+            return JobState.HANDING_OVER
         if self.paused is not None:
             return JobState.PAUSED
-        return JobState.FREE if self.wanted is None else JobState.WANTED
+        return JobState.FREE if self.run_requested is None else JobState.RUN_REQUESTED
 
     @property
     def lease_s(self) -> float | None:
         """How long the holder's lease is."""
-        return (self.peer.duration_s or None) if self.peer else None
+        return (self.member.duration_s or None) if self.member else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,8 +109,8 @@ class _JobRecords:
 
 async def job_views(store: Store, *, now: datetime) -> Sequence[JobView]:
     """All jobs of a store, by name. ``now`` is the wall clock: it says what is late."""
-    scene = await _scene(store, now)
-    return [await _view(store, scene, key) for key in sorted(scene.resources, key=last_part)]
+    records = await _read_records(store, now)
+    return [await _view(store, records, key) for key in sorted(records.resources, key=last_part)]
 
 
 async def job_view(store: Store, name: str, *, now: datetime) -> JobView:
@@ -120,14 +120,14 @@ async def job_view(store: Store, name: str, *, now: datetime) -> JobView:
         UnknownResource: it has never been reserved in this store; the message names some others.
         InvalidName: it is no name of a job.
     """
-    key, scene = job_key(name), await _scene(store, now)
-    if key not in scene.resources:
-        known = some_of(sorted(last_part(each) for each in scene.resources))
+    key, records = job_key(name), await _read_records(store, now)
+    if key not in records.resources:
+        known = some_of(sorted(last_part(each) for each in records.resources))
         raise UnknownResource(
             f"there is no job {name!r} in this store: it has {known}. A job appears when it is "
             "first reserved, or when its first worker starts"
         )
-    return await _view(store, scene, key)
+    return await _view(store, records, key)
 
 
 async def job_log(store: Store, name: str) -> Sequence[RunEntry]:
@@ -159,7 +159,7 @@ def schedule_of(text: str) -> Schedule:
         return parse_schedule(line, tz=zone.strip("[]()"))
 
 
-async def _scene(store: Store, now: datetime) -> _JobRecords:
+async def _read_records(store: Store, now: datetime) -> _JobRecords:
     return _JobRecords(
         resources=await store.resources(GROUP),
         members=await store.members(GROUP),
@@ -169,26 +169,26 @@ async def _scene(store: Store, now: datetime) -> _JobRecords:
     )
 
 
-async def _view(store: Store, scene: _JobRecords, key: str) -> JobView:
-    name, resource = last_part(key), scene.resources[key]
+async def _view(store: Store, records: _JobRecords, key: str) -> JobView:
+    name, resource = last_part(key), records.resources[key]
     log = await _recent(store, key)
     text = next((each.said.schedule for each in log if each.said.schedule), "")
-    schedule, carried_out = _readable(text), _ran(scene.checkpoints.get(key))
-    is_paused = scene.orders.is_paused(name, now=scene.now)
+    schedule, carried_out = _readable(text), _ran(records.checkpoints.get(key))
+    is_paused = records.orders.is_paused(name, now=records.now)
     held = resource.state in (State.LEASED, State.BREAKING)
     return JobView(
         name=name,
         resource=resource,
-        peer=scene.members.get(resource.holder or ""),
+        member=records.members.get(resource.holder or ""),
         current=next((each for each in log if held and each.epoch == resource.epoch), None),
         last=_last(log),
         schedule=schedule,
         schedule_text=text,
         ran=carried_out,
-        paused=scene.orders.paused[name] if is_paused else None,
-        wanted=scene.orders.wanted.get(name),
-        next_at=None if is_paused else _next_at(schedule, carried_out, scene.now),
-        late_s=None if is_paused or held else _late_s(schedule, carried_out, scene.now),
+        paused=records.orders.paused[name] if is_paused else None,
+        run_requested=records.orders.wanted.get(name),
+        next_at=None if is_paused else _next_at(schedule, carried_out, records.now),
+        late_s=None if is_paused or held else _late_s(schedule, carried_out, records.now),
     )
 
 

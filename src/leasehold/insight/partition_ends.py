@@ -63,9 +63,9 @@ class LogPositions:
     def __init__(self, log: Log, stream: str) -> None:
         """Over a log that is open, and stays open for as long as this is used.
 
-        ``trouble`` says why something could not be looked at; it is empty if all could.
+        ``failure`` says why something could not be looked at; it is empty if all could.
         """
-        self.trouble = ""
+        self.failure = ""
         self._log = log
         self._stream = stream
 
@@ -98,7 +98,7 @@ class LogPositions:
         return await anyio.to_thread.run_sync(self._sequence_of, partition, start)
 
     def _ends(self, wanted: frozenset[str]) -> Mapping[str, PartitionEnds]:
-        found, self.trouble = {}, ""
+        found, self.failure = {}, ""
         count = self._log.stream(self._stream).partitions
         # Not by Log.info: of a partition that can not be read it tells the least that may be.
         for partition in sorted(wanted & {str(number) for number in range(count)}):
@@ -107,7 +107,7 @@ class LogPositions:
                     first = reader.position
                     found[partition] = PartitionEnds(first=first, next=first + reader.lag())
             except (DataDamaged, VolumeUnusable) as error:
-                self.trouble = f"partition {partition}: {error}"
+                self.failure = f"partition {partition}: {error}"
         return found
 
     def _enqueued_at(self, numbers: Mapping[str, int]) -> Mapping[str, datetime]:

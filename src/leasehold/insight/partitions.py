@@ -26,11 +26,11 @@ class PartitionView:
         checkpoint: the number of the last event that is done.
         first, head: the numbers of the oldest event that is kept and of the newest one.
         lag_events: how many events wait; not known without a checkpoint, unless there is no event,
-            nor if the checkpoint is astray.
+            nor if ``beyond_end``.
         lag_s: how long the oldest of them has waited; 0 if none does.
         missed_events: how many events retention has removed before they were done.
-        astray: the checkpoint lies beyond the head, as after a stream was deleted and made anew.
-        handed_to: for whom a free key is kept. asked_by: who would like to have it.
+        beyond_end: the checkpoint lies beyond the head, as after a stream was deleted and made
+        anew. handed_to: for whom a free key is kept. asked_by: who would like to have it.
     """
 
     partition: str
@@ -51,12 +51,12 @@ class PartitionView:
     lag_events: int | None
     lag_s: float | None
     missed_events: int | None
-    astray: bool
+    beyond_end: bool
     handed_to: str | None
     asked_by: str | None
 
     @property
-    def keeper(self) -> str | None:
+    def held_by(self) -> str | None:
         """Who owns it, or for whom it is kept; ``None`` if it is free."""
         if self.state in (State.LEASED, State.BREAKING):
             return self.owner
@@ -70,7 +70,7 @@ class Backlog:
     lag_events: int | None = None
     missed_events: int | None = None
     next_number: int | None = None  # the oldest event that waits, if one does
-    astray: bool = False
+    beyond_end: bool = False
 
 
 def waiting(checkpoint: Checkpoint | None, ends: PartitionEnds | None) -> Backlog:
@@ -82,7 +82,7 @@ def waiting(checkpoint: Checkpoint | None, ends: PartitionEnds | None) -> Backlo
         return Backlog(lag_events=0) if ends.next == ends.first else Backlog()
     resumes_at = checkpoint.resumes_at
     if resumes_at > ends.next:
-        return Backlog(astray=True)
+        return Backlog(beyond_end=True)
     oldest = max(resumes_at, ends.first)
     return Backlog(
         lag_events=ends.next - oldest,
@@ -121,15 +121,15 @@ def partition_view(
         lag_events=wait.lag_events,
         lag_s=_lag_s(wait, waits_since, now),
         missed_events=wait.missed_events,
-        astray=wait.astray,
+        beyond_end=wait.beyond_end,
         handed_to=resource.handed_to,
         asked_by=resource.asked_by,
     )
 
 
-def renewed_ago_s(peer: MemberRecord) -> float | None:
+def renewed_ago_s(member: MemberRecord) -> float | None:
     """How long ago a member was heard of; ``None`` if the store does not say."""
-    return max(0.0, peer.duration_s - peer.remaining_s) if peer.duration_s else None
+    return max(0.0, member.duration_s - member.remaining_s) if member.duration_s else None
 
 
 def _time_left_s(resource: Resource, owner: MemberRecord | None) -> float | None:

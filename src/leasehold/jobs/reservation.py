@@ -230,7 +230,7 @@ def try_reserve(
     lease: timedelta = DEFAULT_LEASE,
     wait: timedelta | None = _AT_ONCE,
     occurrence: datetime | None = None,
-    on_crash: OnCrash = OnCrash.RUN_AGAIN,
+    on_crash: OnCrash = OnCrash.RERUN,
     schedule: str = "",
     also: Sequence[str] = (),
     holder_name: str | None = None,
@@ -240,7 +240,7 @@ def try_reserve(
     """Reserve a job, or say who has it. Blocks for ``wait`` at most; None waits for ever.
 
     ``occurrence``: reserve the run of this moment, to the second; ``Done`` says that it is over.
-    If it was started and its holder died it is run again, or with ``OnCrash.LEAVE`` not.
+    If it was started and its holder died it is run again, or with ``OnCrash.ABANDON`` not.
     ``schedule`` is the schedule's text, for the log. ``also`` are further names, had together with
     the first or not at all. ``on_lost`` is called with the reason, in another thread, and must
     return at once.
@@ -275,7 +275,7 @@ def reserve(
     lease: timedelta = DEFAULT_LEASE,
     wait: timedelta | None = None,
     occurrence: datetime | None = None,
-    on_crash: OnCrash = OnCrash.RUN_AGAIN,
+    on_crash: OnCrash = OnCrash.RERUN,
     schedule: str = "",
     also: Sequence[str] = (),
     holder_name: str | None = None,
@@ -410,7 +410,7 @@ async def try_reserve_async(
     lease: timedelta = DEFAULT_LEASE,
     wait: timedelta | None = _AT_ONCE,
     occurrence: datetime | None = None,
-    on_crash: OnCrash = OnCrash.RUN_AGAIN,
+    on_crash: OnCrash = OnCrash.RERUN,
     schedule: str = "",
     also: Sequence[str] = (),
     holder_name: str | None = None,
@@ -463,7 +463,7 @@ async def reserve_async(
     lease: timedelta = DEFAULT_LEASE,
     wait: timedelta | None = None,
     occurrence: datetime | None = None,
-    on_crash: OnCrash = OnCrash.RUN_AGAIN,
+    on_crash: OnCrash = OnCrash.RERUN,
     schedule: str = "",
     also: Sequence[str] = (),
     holder_name: str | None = None,

@@ -107,7 +107,7 @@ class Reserver:
         self._said = RunNote(host=host_name(), pid=os.getpid())
         self._begins = self._said.note()
         self._ends = {each: replace(self._said, outcome=each).note() for each in Outcome}
-        self._unheard = replace(self._said, outcome=Outcome.NOTHING, words="called off").note()
+        self._unheard = replace(self._said, outcome=Outcome.NO_RUN, words="called off").note()
         self._rings: dict[timedelta, tuple[Keyring, asyncio.Task[None]]] = {}
         self._ring_of: dict[str, Keyring] = {}
         self._had: dict[str, Ownership] = {}  # told to somebody, lost or not, and not cancelled yet

@@ -161,7 +161,7 @@ class Member(Cycle):
             raise LeaseLost(
                 f"{key} is not held here: ask holds(key) before you act on it",
                 key=key,
-                reason="not held",
+                reason="not_held",
             )
         return ownership
 
@@ -221,7 +221,7 @@ class Member(Cycle):
                 if self._lease is not None and not self._trusts():
                     # For good: an answer that comes now must not bring the same lease back.
                     self._lapsed = True
-                    self._holdings.close_held(reason="trust window over")
+                    self._holdings.close_held(reason="local_deadline")
                 if self._holdings.overdue(now_s):
                     self._holdings.force_overdue(now_s)
                     self._wake.set()  # what was given up has to be sent

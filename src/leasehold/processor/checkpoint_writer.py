@@ -183,7 +183,7 @@ class CheckpointWriter:
                 return
             del self._waiting[ownership.key]
         if waiting.told or waiting.written:
-            self._refuse(waiting, "not held")
+            self._refuse(waiting, "not_held")
 
     def close(self) -> None:
         """Refuse all that waits, and all that still comes."""
@@ -271,7 +271,7 @@ class CheckpointWriter:
             if self._member.holds(each.mark.ownership.key) == each.mark.ownership:
                 held.append(each)
             else:
-                self._refuse(each, "not held")
+                self._refuse(each, "not_held")
         return held
 
     def _enqueue(self, new: _PendingWrite) -> None:
@@ -294,7 +294,7 @@ class CheckpointWriter:
                 sooner = due_s < self._next_s
                 self._next_s = min(self._next_s, due_s)
         if stale is not None:
-            self._refuse(stale, "not held")
+            self._refuse(stale, "not_held")
         if sooner:
             self._wake(self._ring)
 

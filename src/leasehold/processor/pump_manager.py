@@ -57,12 +57,12 @@ _MOVING = frozenset(
     (PartitionState.WAITING, PartitionState.HANDLING, PartitionState.STUCK, PartitionState.OPENING)
 )
 # Ends that this host brings about itself: in the history they look like orderly ones.
-_GIVEN_UP = frozenset(("drain limit", "stalled", "error", "shutdown"))
+_GIVEN_UP = frozenset(("drain_timeout", "stalled", "error", "shutdown"))
 _CLOSED_BY = {
-    "handed over": CloseReason.HANDED_OVER,
+    "handed_over": CloseReason.HANDED_OVER,
     "released": CloseReason.HANDED_OVER,
     "stalled": CloseReason.STALLED,
-    "broken": CloseReason.RESET,
+    "broken": CloseReason.BROKEN,
 }
 
 
@@ -180,7 +180,7 @@ class PumpManager:
                 partition=tenure.partition,
                 epoch=tenure.ownership.epoch,
                 sequence_number=position.sequence_number,
-                why=tenure.ended or "trust window over",
+                why=tenure.ended or "local_deadline",
             )
         )
 

@@ -164,7 +164,7 @@ class BlobLease:
 
     def _check(self, answer: HttpResponse, expected: int) -> None:
         if answer.status != expected:
-            raise LeaseLost(self._words(answer), key=self.name, reason="not held")
+            raise LeaseLost(self._words(answer), key=self.name, reason="not_held")
 
     def _words(self, answer: HttpResponse) -> str:
         return (

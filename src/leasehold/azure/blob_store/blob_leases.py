@@ -180,7 +180,7 @@ class BlobLeases:
                 self._note(lease, answer.sent_s, lease.duration_s)
                 return
             if answer.status != NOT_FOUND:
-                raise lost_lease(lease.holder, "another token is in use")
+                raise lost_lease(lease.holder, "holder_id_in_use")
         raise StoreUnavailable(f"the blob of {lease.holder} does not stay where it is put")
 
     def _sweep(self, home: LeaseLocation, look: GroupListing, given_up: threading.Event) -> None:

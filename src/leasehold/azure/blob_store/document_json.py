@@ -245,7 +245,7 @@ def _break_at(more: dict[str, Any], modified_s: float) -> float | None:
 def _term_to(term: Term) -> list[Any]:
     told: list[Any] = [term.epoch, term.holder, _seconds(term.started_at)]
     if term.reason is not None and term.ended_at is not None:
-        told += [_seconds(term.ended_at), term.reason.value]
+        told += [_seconds(term.ended_at), term.reason.stored]
     elif term.note:
         told += [None, None]
     return [*told, term.note] if term.note else told

@@ -217,7 +217,7 @@ class Wrapper:
                 answer = request.ask(wait=wait)
                 self._bell.check()
             except BaseException:
-                request.release(Parting(outcome=Outcome.NOTHING, words=_NOTHING_RUN))
+                request.release(Parting(outcome=Outcome.NO_RUN, words=_NOTHING_RUN))
                 raise
         if answer is None:
             raise StopRequested(signal.SIGTERM)
@@ -228,10 +228,10 @@ class Wrapper:
         try:
             paused = self._paused()
         except StoreError:
-            reservation.release(outcome=Outcome.NOTHING, words=_NOTHING_RUN)
+            reservation.release(outcome=Outcome.NO_RUN, words=_NOTHING_RUN)
             raise
         if paused:
-            reservation.release(outcome=Outcome.NOTHING, words=f"paused: {_NOTHING_RUN}")
+            reservation.release(outcome=Outcome.NO_RUN, words=f"paused: {_NOTHING_RUN}")
         return paused
 
     def _wait(self) -> timedelta | None:
@@ -302,7 +302,7 @@ class Wrapper:
     def _serve(self, reservation: Reservation) -> ExitStatus:
         """Run the command, and let go with the outcome."""
         # What holds if we are told to stop before the command was started.
-        outcome = Outcome.NOTHING
+        outcome = Outcome.NO_RUN
         verdict = ExitStatus(reason=ExitReason.STOPPED, code=ExitCode.LOST, message=_NOTHING_RUN)
         exit_code: int | None = None
         try:
@@ -313,7 +313,7 @@ class Wrapper:
             outcome, verdict = self._judged(ended, reservation)
             verdict = replace(
                 verdict,
-                token=reservation.epoch,
+                epoch=reservation.epoch,
                 attempt=attempt,
                 occurrence=self._wish.occurrence,
             )
@@ -351,7 +351,7 @@ class Wrapper:
             tenure=reservation,
             environment=environment(
                 job=self._plan.job,
-                token=reservation.epoch,
+                epoch=reservation.epoch,
                 lease_id=reservation.lease_id,
                 occurrence=self._wish.occurrence,
                 attempt=reservation.attempt + attempt - 1,  # those that crashed count
@@ -420,11 +420,11 @@ class Wrapper:
             message = f"{job} was given away {to}"
             verdict = ExitStatus(reason=ExitReason.HANDED_OVER, code=code, message=message)
             if ended is None:
-                return Outcome.NOTHING, verdict
+                return Outcome.NO_RUN, verdict
             return (Outcome.OK if succeeded else Outcome.HANDED_OVER), verdict
         if lost is not None and ended is None:
             message = f"{job} was lost ({lost}) before the command was started"
-            return Outcome.NOTHING, ExitStatus(
+            return Outcome.NO_RUN, ExitStatus(
                 reason=ExitReason.LOST, code=ExitCode.LOST, message=message
             )
         assert ended is not None  # noqa: S101 - it was neither lost nor given away

@@ -131,7 +131,7 @@ class ScheduledWrapper:
             tenure=run,
             environment=environment(
                 job=self._plan.job,
-                token=run.epoch,
+                epoch=run.epoch,
                 lease_id=self._worker.holder,
                 occurrence=run.occurrence,
                 attempt=run.attempt,

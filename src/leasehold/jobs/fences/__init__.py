@@ -1,8 +1,8 @@
-"""Fences for what a job writes to: a place that knows the highest token refuses all lower ones.
+"""Fences for what a job writes to: a place that knows the highest epoch refuses all lower ones.
 
 A lease alone can not stop a process that was paused for longer than it: it wakes up and goes on
-with what it was about. The place that it writes to can, if it compares the job's fencing token (the
-epoch of its reservation) with the highest one it has seen. These two do:
+with what it was about. The place that it writes to can, if it compares the epoch of the job's
+reservation, its fencing token, with the highest one it has seen. These two do:
 
 ===============  =========================================================================
 ``FencedTable``  transactions in PostgreSQL (needs ``pip install 'leasehold[postgres]'``)

@@ -1,10 +1,10 @@
 """A file that is replaced as a whole, and only by the current holder of a job.
 
-Beside it are two more files: ``.NAME.fence`` has the highest token that was shown; ``.NAME.lock``
+Beside it are two more files: ``.NAME.fence`` has the highest epoch that was shown; ``.NAME.lock``
 is locked (``flock``) while that is compared and while the file is replaced.
 
 - A reader sees the file of before or the new one, whole, at any moment and after any crash.
-- The token is raised, and synced, before the block begins. It is compared again under the lock when
+- The epoch is raised, and synced, before the block begins. It is compared again under the lock when
   the block has ended: a writer that slept meanwhile is refused, however far it was.
 - While a block runs nothing is locked, so nobody waits for a writer that stands still in it.
 
@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, BinaryIO, TextIO
 
 from leasehold.clock import SystemClock, host_name, new_suffix, system_random
 from leasehold.errors import DataDamaged, JobHeld, UsageError
-from leasehold.jobs.fences.token import refusal, token_of
+from leasehold.jobs.fences.token import epoch_of, refusal
 from leasehold.names import seconds_of
 from leasehold.stores.sqlite.database import LockWait
 
@@ -44,7 +44,7 @@ _NEW_FILE = 0o666  # less what the umask takes away
 
 
 class FencedPath:
-    """One file. Any number of processes and threads may replace it; the highest token wins.
+    """One file. Any number of processes and threads may replace it; the highest epoch wins.
 
     Its mode is kept, and its owner where the process may set it; a new file has what the umask
     leaves. Symbolic links are followed, hard links are cut. What is there and is no regular file
@@ -64,20 +64,20 @@ class FencedPath:
         self._patience_s = seconds_of(patience, what="patience", min_s=0.0, max_s=_LONGEST_S)
 
     @contextmanager
-    def replace(self, token: int | HasEpoch) -> Iterator[BinaryIO]:
+    def replace(self, epoch: int | HasEpoch) -> Iterator[BinaryIO]:
         """Write the new content in the block; at its end it takes the place of the old, durably.
 
         An error in the block leaves the file as it was.
 
         Raises:
-            FencedWrite: a higher token was shown, before or during the block. Nothing was changed.
+            FencedWrite: a higher epoch was shown, before or during the block. Nothing was changed.
             JobHeld: another process has been replacing it for longer than the patience.
-            DataDamaged: the file with the highest token can not be read.
+            DataDamaged: the file with the highest epoch can not be read.
             OSError: the directory can not be written to, the disk is full, and the like.
-            UsageError: the token is none, the path is a directory, a device or the like, or the
+            UsageError: the epoch is none, the path is a directory, a device or the like, or the
                 block closed the file.
         """
-        number = token_of(token)
+        number = epoch_of(epoch)
         self._check_kind()
         with ExitStack() as last:
             with self._locked(number):
@@ -100,9 +100,9 @@ class FencedPath:
                 _sync_directory(self.path.parent)
 
     @contextmanager
-    def replace_text(self, token: int | HasEpoch, *, encoding: str = "utf-8") -> Iterator[TextIO]:
+    def replace_text(self, epoch: int | HasEpoch, *, encoding: str = "utf-8") -> Iterator[TextIO]:
         """The same for text; see ``replace``."""
-        with self.replace(token) as file:
+        with self.replace(epoch) as file:
             text = io.TextIOWrapper(file, encoding=encoding, newline="")
             try:
                 yield text
@@ -112,8 +112,8 @@ class FencedPath:
                 if not text.closed:
                     text.detach()
 
-    def seen(self) -> int:
-        """The highest token that was shown; 0 if there was none.
+    def highest_epoch(self) -> int:
+        """Return the highest epoch that was shown; 0 if there was none.
 
         Raises:
             DataDamaged: the file that it is in can not be read.
@@ -126,7 +126,7 @@ class FencedPath:
             found = None
         if not isinstance(found, int):
             raise DataDamaged(
-                f"{self._fence} can not be read, so nobody can tell which token was the last: "
+                f"{self._fence} can not be read, so nobody can tell which epoch was the last: "
                 "bring it back from a backup, or delete it when no writer but the current holder "
                 "of the job is alive"
             )
@@ -151,21 +151,21 @@ class FencedPath:
     # ------------------------------------------------------------ steps, under the lock
 
     def _show(self, number: int) -> None:
-        """Make the token the highest one.
+        """Make the epoch the highest one.
 
         Raises:
             FencedWrite: there is a higher one.
         """
-        seen = self.seen()
-        if seen > number:
+        highest = self.highest_epoch()
+        if highest > number:
             raise refusal(
                 f"the new content of {self.path}",
-                token=number,
-                seen=seen,
+                epoch=number,
+                highest=highest,
                 key=str(self.path),
                 made_anew=f"delete {self._fence}",
             )
-        if seen < number:
+        if highest < number:
             draft = self._new_draft()
             try:
                 with _held(draft) as file:
@@ -237,13 +237,13 @@ class FencedPath:
 
     def _busy(self, lock: BinaryIO) -> JobHeld:
         lock.seek(0)
-        token, _, who = lock.read(200).decode(errors="replace").strip().partition(" ")
+        epoch, _, who = lock.read(200).decode(errors="replace").strip().partition(" ")
         who = who or "another process"
         return JobHeld(
             f"{who} has been replacing {self.path} for {self._patience_s:g} s or more: if it is "
             "stopped, end it, and the lock is gone with it; if its disk is slow, wait longer",
             holder=who,
-            epoch=int(token) if token.isdecimal() else 0,
+            epoch=int(epoch) if epoch.isdecimal() else 0,
             ends_in_s=0.0,
         )
 

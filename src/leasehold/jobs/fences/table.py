@@ -1,8 +1,8 @@
 """Transactions in PostgreSQL that only the current holder of a job can commit.
 
-Why it is safe: the token is raised and committed before the block begins, and compared once more
+Why it is safe: the epoch is raised and committed before the block begins, and compared once more
 under a lock after its last statement. Whoever raises it waits for those that have compared and not
-yet committed. So all that an older token wrote is committed before a newer block begins, and what
+yet committed. So all that an older epoch wrote is committed before a newer block begins, and what
 is not committed by then never is: also a transaction that was begun long before, and slept.
 
 While a block runs nothing is locked on our behalf, so nobody waits for a process that stands still
@@ -22,7 +22,7 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
 from leasehold.errors import StoreUnusable, UsageError
-from leasehold.jobs.fences.token import refusal, token_of
+from leasehold.jobs.fences.token import epoch_of, refusal
 from leasehold.names import job_key
 from leasehold.stores.blocking import named_queries
 from leasehold.stores.blocking_postgres import translated
@@ -48,7 +48,7 @@ def _queries() -> Mapping[str, bytes]:
 
 
 class _StaleEpoch(Exception):
-    """A higher token was seen."""
+    """A higher epoch was seen."""
 
     def __init__(self, seen: int) -> None:
         """Keep it."""
@@ -66,7 +66,7 @@ class FencedTable:
     def __init__(self, database: str | Connection, job: str) -> None:
         """``database``: a URL as libpq knows it, or a connection that nobody else uses meanwhile.
 
-        ``job`` is what the tokens are of: the same name for all that write under one reservation.
+        ``job`` is what the epochs are of: the same name for all that write under one reservation.
 
         Raises:
             InvalidName: the job is no name.
@@ -88,19 +88,19 @@ class FencedTable:
         self._turn = threading.RLock()
 
     @contextmanager
-    def fenced(self, token: int | HasEpoch) -> Iterator[psycopg.Cursor[Any]]:
-        """One transaction, committed at the end of the block if no higher token was seen by then.
+    def transaction(self, epoch: int | HasEpoch) -> Iterator[psycopg.Cursor[Any]]:
+        """One transaction, committed at the end of the block if no higher epoch was seen by then.
 
         An error in the block rolls it back and is raised as it is. So are errors of the driver
         when it commits: if the connection breaks there, the outcome is unknown.
 
         Raises:
-            FencedWrite: a higher token was seen; nothing was committed. It is counted.
+            FencedWrite: a higher epoch was seen; nothing was committed. It is counted.
             StoreUnavailable, StoreUnusable: the database does not answer, or can not serve.
-            UsageError: the token is none; the connection is in a transaction already; the block has
+            UsageError: the epoch is none; the connection is in a transaction already; the block has
                 ended the transaction by itself, or has gone on after a statement that failed.
         """
-        number = token_of(token)
+        number = epoch_of(epoch)
         with self._turn:
             connection = self._idle()
             try:
@@ -111,14 +111,14 @@ class FencedTable:
                 self._ask(connection, "count_refusal")
                 raise refusal(
                     f"the transaction for {self.job!r} at {self._address.where}",
-                    token=number,
-                    seen=higher.seen,
+                    epoch=number,
+                    highest=higher.seen,
                     key=self.key,
                     made_anew="delete its row in leasehold_fence.fence",
                 ) from None
 
-    def seen(self) -> int:
-        """The highest token that was shown; 0 if there was none.
+    def highest_epoch(self) -> int:
+        """Return the highest epoch that was shown; 0 if there was none.
 
         Raises:
             StoreUnavailable, StoreUnusable: the database does not answer, or can not serve.
@@ -126,8 +126,8 @@ class FencedTable:
         with self._turn:
             return self._ask(self._idle(), "seen")
 
-    def refused(self) -> int:
-        """How many transactions were refused for an old token, ever.
+    def fenced_writes(self) -> int:
+        """Return how many transactions were ever refused for an old epoch.
 
         Raises:
             StoreUnavailable, StoreUnusable: the database does not answer, or can not serve.
@@ -170,7 +170,7 @@ class FencedTable:
         return self._connection
 
     def _raise_to(self, connection: Connection, number: int) -> None:
-        """Show the token, for all to see, before anything is written under it."""
+        """Show the epoch, for all to see, before anything is written under it."""
         seen = self._ask(connection, "seen")
         if seen < number:
             self._ask(connection, "raise_token", token=number)
@@ -188,7 +188,7 @@ class FencedTable:
                 self._conclude(connection)
                 self._compare(connection, number)
         except psycopg.errors.SerializationFailure:
-            # Under a snapshot a token that has risen since is seen in this way.
+            # Under a snapshot an epoch that has risen since is seen in this way.
             if connection.closed or (seen := self._ask(connection, "seen")) <= number:
                 raise
             raise _StaleEpoch(seen) from None

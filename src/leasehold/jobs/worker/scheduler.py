@@ -294,7 +294,7 @@ class Scheduler:
     async def _reserve(self, plans: Sequence[ReservePlan], seen: Mapping[str, int]) -> None:
         said = {plan.key: self._said(plan) for plan in plans}
         # Until it has run that is what is to be said of it, also by a store that gave it unheard.
-        wanted = {key: replace(each, outcome=Outcome.NOTHING).note() for key, each in said.items()}
+        wanted = {key: replace(each, outcome=Outcome.NO_RUN).note() for key, each in said.items()}
         for plan in plans:  # until more is known
             self._look(plan.seat, _WAIT_S.get(plan.kind, _USUAL_WAIT_S))
         sent = self._clock.utc_now()
@@ -462,7 +462,7 @@ class Scheduler:
 
 def _idle(said: RunNote, words: str) -> RunNote:
     """What is said of a reservation that ran nothing: it is the run of no occurrence."""
-    return replace(said, occurrence=None, outcome=Outcome.NOTHING, words=words)
+    return replace(said, occurrence=None, outcome=Outcome.NO_RUN, words=words)
 
 
 def _refused(plan: ReservePlan, keys: Container[str]) -> bool:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from leasehold.files import Fault, Namespace
 
 _BLOCK = re.compile(r"\bblock (0x[0-9a-f]+)")
-_OF_A_LOG = re.compile(r", partition (\d+), (\d+\.seg): (?:volume (\S+): )?(.*)", re.DOTALL)
+_LOG_FAULT = re.compile(r", partition (\d+), (\d+\.seg): (?:volume (\S+): )?(.*)", re.DOTALL)
 _NO_VOLUME = {"", "-", None}
 
 
@@ -45,17 +45,17 @@ class ShownFault:
         return ": ".join(part for part in (self.path, volume, self.what) if part)
 
 
-def of_a_file(fault: Fault) -> ShownFault:
+def file_fault(fault: Fault) -> ShownFault:
     """A fault of a file."""
     volume = None if fault.volume in _NO_VOLUME else fault.volume
     return ShownFault(path=fault.path, volume=volume, what=fault.what)
 
 
-def of_a_stream(stream: str, words: str) -> ShownFault:
+def stream_fault(stream: str, message: str) -> ShownFault:
     """A fault of a stream, out of the words that the log has for it."""
-    match = _OF_A_LOG.fullmatch(words.removeprefix(stream))
+    match = _LOG_FAULT.fullmatch(message.removeprefix(stream))
     if match is None:
-        return ShownFault(what=words)
+        return ShownFault(what=message)
     number, name, volume, what = match.groups()
     return ShownFault(
         partition=int(number),
@@ -86,10 +86,10 @@ def summary(faults: Sequence[ShownFault], files: Namespace) -> str:
     if not faults:
         return "no faults"
     paths = {fault.path for fault in faults}
-    words = f"{counted(len(faults), 'fault')} in {counted(len(paths), 'file')}"
+    message = f"{counted(len(faults), 'fault')} in {counted(len(paths), 'file')}"
     if all(path and _has_good_copies(files, path, faults) for path in paths):
-        words += "; every block still has a replica without fault"
-    return words
+        message += "; every block still has a replica without fault"
+    return message
 
 
 def _has_good_copies(files: Namespace, path: str, faults: Iterable[ShownFault]) -> bool:
