@@ -1,7 +1,7 @@
-"""``leasehold checkpoints``: how far a group is, and putting it back or forward.
+"""``leasehold checkpoints``: list and reset the positions of a group.
 
-A reset says first what comes again and what is skipped. It is refused, whole, while somebody owns
-one of the partitions: their owner would go on from where it is.
+A reset first shows how many events repeat and how many are skipped. It is refused as a whole while
+one of the partitions is owned: its owner would continue from its own position.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ async def _reset(inspector: Inspector, plan: ResetPlan, done: str, *, execute: b
 
 
 def _held(holders: dict[str, str | None]) -> str:
-    """Who owns what, and how that ends."""
+    """Return who owns which partitions, and what to do about it."""
     key, holder = next(iter(holders.items()))
     more = len(holders) - 1
     others = f" (and {counted(more, 'other partition')} owned)" if more else ""

@@ -297,7 +297,7 @@ def _who(entry: Mapping[str, object]) -> str:
 
 
 def _short(error: Exception) -> str:
-    """Why a volume can not be used, in a few words; JSON has all of them."""
+    """Return in a few words why a volume cannot be used; JSON has the whole message."""
     cause = error if isinstance(error, OSError) else error.__cause__
     if isinstance(cause, OSError) and cause.strerror:
         return cause.strerror.lower()
@@ -336,7 +336,7 @@ _VOLUME_COLUMNS = (
 
 @contextmanager
 def _opened(store: str | None) -> Iterator[Namespace]:
-    """The namespace, to be looked at: without a monitor, which would recover files unasked."""
+    """Open the namespace without a monitor, which would recover files unasked."""
     url = store_url(store)
     opening = leasehold.files.Namespace.open
     with command_hints(), opening(url, name="cli", run_monitor=False) as files:
@@ -348,7 +348,7 @@ def _soft_limit_s() -> float:
 
 
 def _every(files: Namespace, prefix: str) -> Iterator[FileStatus]:
-    """The file at ``prefix``, or those below it, by path."""
+    """Return the file at ``prefix``, or those below it, by path."""
     after = ""
     if prefix != "/":
         with suppress(UnknownFile, InvalidName):  # a directory may end with a slash
@@ -375,7 +375,7 @@ def _every_open(files: Namespace, prefix: str, idle: timedelta | None) -> Iterat
 
 
 def _row(files: Namespace, status: FileStatus) -> dict[str, object]:
-    """A file as it is listed; the length is what a reader sees."""
+    """Return the row of a file; the length is what a reader sees."""
     return {
         "path": status.path,
         "state": status.state.value,
@@ -388,7 +388,7 @@ def _row(files: Namespace, status: FileStatus) -> dict[str, object]:
 
 
 def _length(files: Namespace, status: FileStatus) -> int | None:
-    """The acknowledged length; None if no volume of the open block can tell it."""
+    """Return the acknowledged length; None if no volume of the open block answers."""
     if status.state is FileState.CLOSED:
         return status.length
     try:

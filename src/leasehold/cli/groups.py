@@ -1,4 +1,4 @@
-"""``leasehold groups``: who works on which stream, and how far they are."""
+"""``leasehold groups``: the groups of each stream, their members, partitions and lag."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def show_group(
                 "partitions": partitions,
             },
             blocks=[_summary(view), "", *_spaced(tables)],
-            notes=[*unknown_heads(inspector), *_oddities(view)],
+            notes=[*unknown_heads(inspector), *_problem_notes(view)],
         )
 
     show(read_page, store=store, form=form, watch=watch)
@@ -82,7 +82,7 @@ def show_group(
 
 
 def group_row(view: GroupView) -> dict[str, object]:
-    """A group in one row."""
+    """Return a group as one row."""
     return {
         "stream": view.stream,
         "group": view.group,
@@ -150,12 +150,12 @@ def _spaced(tables: list[Table]) -> list[Table | str]:
     return [each for table in tables for each in (table, "")][:-1]
 
 
-def _oddities(view: GroupView) -> list[str]:
-    """What a table of numbers does not say by itself."""
-    return [note for each in view.partitions for note in _oddity(each)]
+def _problem_notes(view: GroupView) -> list[str]:
+    """Return notes on what the table of numbers does not show."""
+    return [note for each in view.partitions for note in _problem_note(each)]
 
 
-def _oddity(part: PartitionView) -> list[str]:
+def _problem_note(part: PartitionView) -> list[str]:
     if part.missed_events:
         events = counted(part.missed_events, "event")
         return [

@@ -106,7 +106,7 @@ def hub(
 
 
 def _allow_files(wanted: int) -> None:
-    """Let this process open so many: else connections could leave the log without any."""
+    """Raise the limit of open files: connections must not leave the log without any."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return
@@ -120,7 +120,7 @@ def _allow_files(wanted: int) -> None:
 
 
 def _make(opened: Log, wanted: dict[str, int]) -> None:
-    """Make the hubs that are not there."""
+    """Create the hubs that do not exist yet."""
     there = {each.name: each.partitions for each in opened.streams()}
     for name, partitions in wanted.items():
         if name not in there:
@@ -155,7 +155,7 @@ async def _serve(opened: Log, options: HubOptions, *, is_new_key: bool) -> None:
 
 
 def _shown(server: HubServer, keys: SasKeys, *, is_new: bool) -> str:
-    """The connection string; a key that was given is known to whoever gave it."""
+    """Return the connection string; a key that was given is not shown again."""
     text = server.connection_string()
     if is_new:
         return text
@@ -200,7 +200,7 @@ def _tls(cert: Path | None, cert_key: Path | None) -> ssl.SSLContext | None:
 
 @contextmanager
 def _opened(log: str | None, store: str | None, volumes: list[Path] | tuple[()]) -> Iterator[Log]:
-    """The log: a directory that has everything, or a store and its volumes."""
+    """Open the log: a directory that has everything, or a store and its volumes."""
     if not log and not store:
         raise UsageError(
             "which log? Give --log DIR, which is made if it is new, or --store URL of a log"
@@ -218,7 +218,7 @@ def _opened(log: str | None, store: str | None, volumes: list[Path] | tuple[()])
 
 
 def _in_directory(directory: Path, volumes: list[Path] | tuple[()]) -> tuple[str, list[Path]]:
-    """The store and the volume in a directory, which is made if it is new."""
+    """Return the store and the volume in a directory, which is made if it is new."""
     if volumes:
         raise UsageError(
             f"--log {directory} is a directory with a volume of its own: leave --volume out, or "

@@ -1,12 +1,10 @@
 """``leasehold jobs``: what runs where, how it ended, what comes next, and what operators can do.
 
-Commands that only look change nothing. ``break`` and ``move`` show their plan and stop there:
-``--execute`` does it.
+``ls``, ``show``, ``history``, ``next`` and ``check-epoch`` change nothing. ``break`` and ``move``
+only print their plan, unless ``--execute`` is given.
 
-``leasehold jobs next``: the coming moments of a schedule, in its own time zone and in UTC.
-
-It says what the schedule means in words, and which of the coming moments lie behind a change of the
-clocks. A schedule that is given by ``--cron`` needs no store.
+``next`` shows the next times of a schedule in its own time zone and in UTC, explains the schedule,
+and warns of changes of the clocks. A schedule that is given by ``--cron`` needs no store.
 """
 
 from __future__ import annotations
@@ -34,8 +32,8 @@ from leasehold.cli.common import (
 from leasehold.cli.jobs_operate import (
     JobName,
     break_job,
+    describe_owner,
     move,
-    now_there,
     pause,
     resume,
     shown_at,
@@ -97,7 +95,7 @@ def next_runs(
 
 
 def clock_changes(schedule: Schedule, moments: Sequence[datetime]) -> list[str]:
-    """In words: the changes of the clocks between one of the moments and the next."""
+    """Describe the changes of the clocks between consecutive moments."""
     return [
         _change(schedule, before, after)
         for before, after in pairwise(moments)
@@ -106,7 +104,7 @@ def clock_changes(schedule: Schedule, moments: Sequence[datetime]) -> list[str]:
 
 
 async def _of_job(url: str, job: str, now: datetime) -> tuple[Schedule, datetime]:
-    """Its schedule, and the moment after which the next one is not done."""
+    """Return the schedule of a job, and the moment up to which all is done."""
     async with open_inspector(url) as inspector:
         view = await job_view(inspector.store, job, now=now)
     if not view.schedule_text:
@@ -278,7 +276,7 @@ def check_epoch(
             print_record(row, form)
         if not current:
             raise LeaseLost(
-                f"epoch {epoch} of {job!r} is not current: {now_there(view)}; stop what was "
+                f"epoch {epoch} of {job!r} is not current: {describe_owner(view)}; stop what was "
                 "started with it",
                 key=view.resource.key,
                 epoch=epoch,
@@ -305,7 +303,7 @@ jobs_app.command("move", epilog="leasehold jobs move nightly --execute")(move)
 
 
 def job_row(view: JobView) -> dict[str, object]:
-    """A job in one row."""
+    """Return a job as one row."""
     current, last, member = view.current, view.last, view.member if view.held else None
     said = current.said if current else None
     return {
@@ -355,7 +353,7 @@ def _details(view: JobView) -> dict[str, object]:
 
 
 def run_row(entry: RunEntry) -> dict[str, object]:
-    """One run in one row."""
+    """Return a run as one row."""
     said = entry.said
     return {
         "epoch": entry.epoch,
@@ -421,7 +419,7 @@ _SPARED_FIRST = (_HOST, _OCCURRENCE, _SINCE)
 
 
 def job_layouts(rows: Sequence[Mapping[str, object]]) -> list[list[Column]]:
-    """How jobs may be shown, the widest first; columns that say nothing go before all others."""
+    """Return the layouts for jobs, the widest first; empty columns are dropped first."""
     filled = [
         each
         for each in _JOB_COLUMNS

@@ -1,6 +1,6 @@
 """What an operator can do about a job: pause, resume, trigger, break, move.
 
-Orders are kept in the store: who gave them, when and why. They hold for all nodes.
+Requests are kept in the store, with their author, time and reason. They hold for all nodes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from leasehold.cli.watch import NoWait, Page, Timeout, print_page, wait_until_do
 from leasehold.clock import host_name
 from leasehold.errors import LeaseholdError, LeaseLost, UnknownResource, UsageError
 from leasehold.insight import Inspector, open_inspector
-from leasehold.insight.groups import some_of
+from leasehold.insight.groups import sample_of
 from leasehold.insight.jobs import JobView, job_log, job_view
 from leasehold.jobs import operator_requests
 from leasehold.jobs.wish import GROUP
@@ -67,7 +67,7 @@ def pause(
 
     async def run() -> None:
         async with open_inspector(store_url(store, maker=JOBS_MAKE)) as inspector:
-            end = None if until is None else _moment(until)
+            end = None if until is None else _parse_time(until)
             if for_ is not None:
                 end = inspector.clock.utc_now() + duration(for_, option="--for", at_least="1s")
             if end is not None and end <= inspector.clock.utc_now():
@@ -84,7 +84,7 @@ def pause(
             )
             err.print(f"paused {job!r} {lasts}")
             if now.held:
-                err.print(f"it runs at this moment, and goes on: {now_there(now)}")
+                err.print(f"it runs at this moment, and goes on: {describe_owner(now)}")
 
     anyio.run(run)
 
@@ -122,7 +122,7 @@ def trigger(job: JobName, *, reason: Reason = "", store: StoreUrl = None) -> Non
                 f"{job!r} and is free runs it once; nobody else hears it"
             )
             if view.held:
-                err.print(f"it runs at this moment: {now_there(view)}; then once more")
+                err.print(f"it runs at this moment: {describe_owner(view)}; then once more")
 
     anyio.run(run)
 
@@ -180,8 +180,8 @@ def move(
 # ------------------------------------------------------------------------ messages
 
 
-def now_there(view: JobView) -> str:
-    """In words: what a job is now."""
+def describe_owner(view: JobView) -> str:
+    """Describe who has a job now."""
     resource = view.resource
     if view.held:
         left = "" if view.member is None else f", {shown_seconds(view.member.remaining_s)} left"
@@ -192,7 +192,7 @@ def now_there(view: JobView) -> str:
 
 
 def shown_at(moment: datetime | None) -> str | None:
-    """A moment in values that JSON knows, in UTC."""
+    """Return a time as ISO 8601 text in UTC."""
     return None if moment is None else moment.astimezone(UTC).isoformat()
 
 
@@ -228,20 +228,16 @@ async def _break(
         )
         if done is None:
             now = await _known(inspector, job)
-            raise LeaseLost(f"epoch {epoch} of {job!r} is not held any more: {now_there(now)}")
+            raise LeaseLost(f"epoch {epoch} of {job!r} is not held any more: {describe_owner(now)}")
         ends = f"ends within {shown_seconds(done.breaking_s)}" if done.breaking_s else "has ended"
         err.print(f"done: epoch {epoch} {ends}")
 
 
 def _check_epoch(view: JobView, epoch: int) -> None:
-    """Refuse to break another reservation than the one that is meant.
-
-    Raises:
-        LeaseLost: with what is there now.
-    """
+    """Refuse to break another reservation than the one that is meant."""
     if not view.held or view.resource.epoch != epoch:
         raise LeaseLost(
-            f"epoch {epoch} of {view.name!r} is not held: {now_there(view)}",
+            f"epoch {epoch} of {view.name!r} is not held: {describe_owner(view)}",
             key=view.resource.key,
             epoch=epoch,
             reason="not_held",
@@ -256,7 +252,7 @@ async def _hand_over(
         view = await _known(inspector, job)
         if not view.held:
             raise LeaseLost(
-                f"nobody can hand {job!r} over: {now_there(view)}; whoever stands by takes it"
+                f"nobody can hand {job!r} over: {describe_owner(view)}; whoever stands by takes it"
             )
         receiver = await _receiver(inspector, view, to)
         if receiver == view.resource.holder:
@@ -269,18 +265,14 @@ async def _hand_over(
         epoch = view.resource.epoch
         if not await inspector.store.request_hand_over(view.resource.key, epoch=epoch, to=receiver):
             now = await _known(inspector, job)
-            raise LeaseLost(f"{job!r} can not be handed over to {receiver}: {now_there(now)}")
+            raise LeaseLost(f"{job!r} can not be handed over to {receiver}: {describe_owner(now)}")
         err.print(f"asked: {view.resource.holder} hears of it with its next renewal")
         if limit_s is not None:
             await _moved(inspector, view, receiver, limit_s)
 
 
 async def _receiver(inspector: Inspector, view: JobView, to: str | None) -> str:
-    """Who is to have it.
-
-    Raises:
-        UnknownResource: there is no such holder, or nobody that could be chosen.
-    """
+    """Return the holder that is to have the job."""
     members = await inspector.store.members(GROUP)
     holder = view.resource.holder
     standing_by = [
@@ -289,7 +281,7 @@ async def _receiver(inspector: Inspector, view: JobView, to: str | None) -> str:
         if each.alive and each.holder != holder and not (each.leave_requested or each.info.draining)
     ]
     there = [each.holder for each in standing_by]
-    others = f"those there are: {some_of(there)}" if there else "no other worker is running"
+    others = f"those there are: {sample_of(there)}" if there else "no other worker is running"
     if to is not None:
         if to != holder and to not in there:
             raise UnknownResource(f"{to!r} does not stand by: {others}")
@@ -303,7 +295,7 @@ async def _receiver(inspector: Inspector, view: JobView, to: str | None) -> str:
 
 
 def _likely(members: Sequence[MemberRecord], before: Sequence[str], view: JobView) -> str | None:
-    """One that has had the job before, whose id says that it waits for it, or a fellow worker."""
+    """Choose a former holder, one whose id has the job's name, or a worker of the same name."""
     name = holder_id(view.name, host="x", suffix="").removesuffix("-x-")
     there = [each.holder for each in members]
     waiting = [each for each in there if each.startswith(f"{name}-")]
@@ -313,18 +305,13 @@ def _likely(members: Sequence[MemberRecord], before: Sequence[str], view: JobVie
 
 
 def _program(member: MemberRecord) -> str:
-    """The name that a holder's id begins with; empty if the id was made in another way."""
+    """Return the name that a holder's id begins with; empty if the id has another form."""
     host = holder_id("x", host=member.info.host, suffix="").removeprefix("x")
     return member.holder.rpartition(host)[0]
 
 
 async def _moved(inspector: Inspector, view: JobView, to: str, limit_s: float) -> None:
-    """Wait until a job has moved.
-
-    Raises:
-        LeaseLost: somebody else has it.
-        LeaseholdError: it has not moved within this time.
-    """
+    """Wait until a job has moved."""
 
     async def step() -> str | None:
         now = await _known(inspector, view.name)
@@ -333,7 +320,7 @@ async def _moved(inspector: Inspector, view: JobView, to: str, limit_s: float) -
         if now.resource.handed_to == to:
             return f"handed over; {to} has yet to take it"
         if now.resource.handed_to is not None or now.resource.epoch != view.resource.epoch:
-            raise LeaseLost(f"{view.name!r} went another way: {now_there(now)}")
+            raise LeaseLost(f"{view.name!r} went another way: {describe_owner(now)}")
         if not now.held:
             return f"{view.resource.holder} has let go; {to} has yet to take it"
         return f"{view.resource.holder} has yet to hand it over"
@@ -370,7 +357,7 @@ _COLUMNS = (
 )
 
 
-def _moment(text: str) -> datetime:
+def _parse_time(text: str) -> datetime:
     try:
         found = datetime.fromisoformat(text)
     except ValueError:

@@ -1,6 +1,6 @@
-"""``leasehold log``: make streams, look at them, check, trim and delete them.
+"""``leasehold log``: create, show, verify, trim and remove streams.
 
-``trim`` and ``rm`` say what they would remove, and remove it only when they are told to.
+``trim`` and ``rm`` only print what they would remove, unless ``--execute`` is given.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def create(
     max_bytes = size(retention_size, option="--retention-size") if retention_size else 0
     with opened(store, make=True, volumes=volume or ()) as log:
         was_there = any(each.name == stream for each in log.streams())
-        made = log.create(
+        created = log.create(
             stream,
             partitions=partitions,
             segment_bytes=segment_bytes,
@@ -113,7 +113,7 @@ def create(
             retention=max_age,
             retention_bytes=max_bytes,
         )
-    _print_settings(made, form)
+    _print_settings(created, form)
     if was_there:
         err.print(f"the stream {stream!r} is there already")
 
@@ -316,7 +316,7 @@ _TRIM_COLUMNS = (
 
 
 def _print_settings(stream: StreamInfo, form: Output) -> None:
-    """One stream: its settings as they were given."""
+    """Print the settings of a stream as they were given."""
     row = _settings_row(stream)
     if form is Output.TABLE:
         shown = {column.name: column for column in _STREAM_COLUMNS}
@@ -330,7 +330,7 @@ def _print_settings(stream: StreamInfo, form: Output) -> None:
 
 
 def _info_if_readable(log: Log, stream: str) -> StreamInfo:
-    """The stream and its partitions; without these if a volume or a segment is beyond reading."""
+    """Return the stream with its partitions; without them if they cannot be read."""
     try:
         return log.info(stream)
     except (DataDamaged, VolumeUnusable) as error:
@@ -344,14 +344,14 @@ def _say_removed(segments: int, events: int, size_bytes: int, *, execute: bool) 
 
 
 def _groups_with_checkpoints(stream: str, store: str | None) -> dict[str, int]:
-    """How many checkpoints each group has in the stream."""
+    """Return how many checkpoints each group has in the stream."""
     with closing(Catalog.open(store_url(store), clock=SystemClock())) as catalog:
         counts = Counter(group for _, group, _ in catalog.positions(stream))
     return dict(sorted(counts.items()))
 
 
 def _say_checkpoints(stream: str, groups: dict[str, int]) -> None:
-    """A stream that is made anew begins at 0: a group would skip all before its old checkpoint."""
+    """Warn of checkpoints that stay: in a recreated stream they would skip events."""
     if not groups:
         return
     err.print(
@@ -366,7 +366,7 @@ def _say_checkpoints(stream: str, groups: dict[str, int]) -> None:
 def _limits(
     settings: StreamSettings, age: timedelta | None, max_bytes: int | None
 ) -> tuple[float, int]:
-    """How old and how big a partition may be: as typed, or the stream's own; 0 is no limit."""
+    """Return the limits of age and size: as typed, or the stream's own; 0 is no limit."""
     return (
         settings.retain_age_s if age is None else age.total_seconds(),
         settings.retention_bytes if max_bytes is None else max_bytes,

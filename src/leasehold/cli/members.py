@@ -1,4 +1,4 @@
-"""``leasehold members``: who is in a group, and asking one of them to leave in good order."""
+"""``leasehold members``: list the members of a group, and ask one to leave gracefully."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from leasehold.cli.watch import (
 )
 from leasehold.errors import LeaseholdError, UnknownResource
 from leasehold.insight import GroupView, Inspector, MemberView, open_inspector
-from leasehold.insight.groups import some_of
+from leasehold.insight.groups import sample_of
 
 members_app = typer.Typer(
     name="members", help="The processes that are in a group.", no_args_is_help=True
@@ -94,7 +94,7 @@ def drain(
 
 
 def member_row(member: MemberView) -> dict[str, object]:
-    """A member in one row, and in a word what it is about."""
+    """Return a member as one row, with its state."""
     state = "draining" if member.draining else "active"
     if member.leave_requested and not member.draining:
         state = "leave_requested"
@@ -106,7 +106,7 @@ def _number(value: object) -> str:
 
 
 _HOLDER = Column(name="holder", fold=True)
-_PLACE = (
+_PROCESS = (
     Column(name="host", fold=True, min_width=8),
     Column(name="pid", justify="right"),
     Column(name="keys", title="parts", justify="right"),
@@ -120,14 +120,14 @@ _STATE = Column(name="state")
 MEMBER_LAYOUTS = (
     (
         _HOLDER,
-        *_PLACE,
+        *_PROCESS,
         Column(name="weight", justify="right", shown=_number),
         Column(name="max_partitions", title="max", justify="right"),
         _LOAD,
         *_LEASE,
         _STATE,
     ),
-    (_HOLDER, *_PLACE, _LOAD, *_LEASE, _STATE),
+    (_HOLDER, *_PROCESS, _LOAD, *_LEASE, _STATE),
 )
 _OWNED_COLUMNS = (
     Column(name="stream", fold=True),
@@ -169,11 +169,7 @@ async def _drain(
 
 
 async def _left(inspector: Inspector, view: GroupView, holder: str, limit_s: float) -> None:
-    """Wait until a member has left.
-
-    Raises:
-        LeaseholdError: it has not, in this time.
-    """
+    """Wait until a member has left."""
 
     async def step() -> str | None:
         now = await inspector.group(view.stream, view.group, lags=False)
@@ -200,7 +196,7 @@ async def _group_of(inspector: Inspector, holder: str) -> GroupView:
 
 def _gone(holder: str, groups: Sequence[GroupView]) -> UnknownResource:
     known = [each.holder for view in groups for each in view.members if each.holder != holder]
-    there = f"those there are: {some_of(known)}" if known else "there are no members"
+    there = f"those there are: {sample_of(known)}" if known else "there are no members"
     return UnknownResource(f"there is no living member {holder!r}: {there}")
 
 

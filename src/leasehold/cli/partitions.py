@@ -52,7 +52,7 @@ from leasehold.model import State, Term
 
 
 class _Partitions(TyperGroup):
-    """Names the command that shows one partition to those who look for another word."""
+    """Suggests ``ls`` for the words that other commands use."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and args[0] in {"show", "list"}:
@@ -172,7 +172,7 @@ def break_lease(
             now = (await inspector.group(stream, group, lags=False)).partition(partition)
             if done is None:
                 _check_epoch(now, epoch)
-                raise LeaseLost(f"epoch {epoch} is not held any more: {now_there(now)}")
+                raise LeaseLost(f"epoch {epoch} is not held any more: {describe_owner(now)}")
             left_s = done.breaking_s
             ends = f"ends within {shown_seconds(left_s)}" if left_s else "has ended"
             err.print(f"done: epoch {epoch} {ends}")
@@ -183,8 +183,8 @@ def break_lease(
 # --------------------------------------------------------------------------- parts
 
 
-def now_there(part: PartitionView) -> str:
-    """In words: what a partition is now."""
+def describe_owner(part: PartitionView) -> str:
+    """Describe who has a partition now."""
     if part.held_by is None:
         return f"now nobody has it, and its last epoch is {part.epoch} ({part.state.value})"
     if part.handed_to is not None:
@@ -194,7 +194,7 @@ def now_there(part: PartitionView) -> str:
 
 
 def lease_row(part: PartitionView) -> dict[str, object]:
-    """The part of a partition that is about its lease, and what is under way with it."""
+    """Return the row of a partition: its lease, and what is in progress."""
     names = (
         "partition",
         "key",
@@ -271,14 +271,10 @@ def _term_row(term: Term) -> dict[str, object]:
 
 
 def _check_epoch(part: PartitionView, epoch: int) -> None:
-    """Refuse to break another ownership than the one that is meant.
-
-    Raises:
-        LeaseLost: with what is there now.
-    """
+    """Refuse to break another ownership than the one that is meant."""
     if part.epoch != epoch or part.held_by is None or part.handed_to is not None:
         raise LeaseLost(
-            f"epoch {epoch} of partition {part.partition} is not held: {now_there(part)}",
+            f"epoch {epoch} of partition {part.partition} is not held: {describe_owner(part)}",
             key=part.key,
             epoch=epoch,
             reason="not_held",
@@ -287,7 +283,7 @@ def _check_epoch(part: PartitionView, epoch: int) -> None:
 
 
 def _lease_s(part: PartitionView) -> float | None:
-    """How long the owner's lease is; ``None`` if nobody can tell."""
+    """Return the length of the owner's lease; ``None`` if it is not known."""
     if part.time_left_s is None or part.renewed_ago_s is None:
         return None
     return part.time_left_s + part.renewed_ago_s
@@ -334,7 +330,7 @@ def move(
         async with open_inspector(store_url(store)) as inspector:
             view = await inspector.group(stream, group)
             part = view.partition(partition)
-            if not _worth_it(view, part, to):
+            if not _can_move(view, part, to):
                 return
             row = _row(view, part, to)
             print_page(Page(data=row, blocks=[fitting_table([row], _LAYOUTS)]), form)
@@ -382,13 +378,8 @@ def _row(view: GroupView, part: PartitionView, to: str) -> dict[str, object]:
     }
 
 
-def _worth_it(view: GroupView, part: PartitionView, to: str) -> bool:
-    """Whether there is something to move.
-
-    Raises:
-        UnknownResource: the receiver is no member.
-        LeaseLost: it is leaving, or nobody owns the partition.
-    """
+def _can_move(view: GroupView, part: PartitionView, to: str) -> bool:
+    """Return whether there is something to move; raise if it cannot be moved."""
     if part.held_by == to:
         err.print(f"{to} has partition {part.partition} already")
         return False
@@ -404,7 +395,7 @@ def _worth_it(view: GroupView, part: PartitionView, to: str) -> bool:
 
 def _refused(part: PartitionView, to: str) -> LeaseLost:
     return LeaseLost(
-        f"partition {part.partition} can not be moved to {to}: {now_there(part)}; look with "
+        f"partition {part.partition} can not be moved to {to}: {describe_owner(part)}; look with "
         "`leasehold groups show` and ask again"
     )
 
@@ -412,12 +403,7 @@ def _refused(part: PartitionView, to: str) -> LeaseLost:
 async def _moved(
     inspector: Inspector, view: GroupView, part: PartitionView, to: str, limit_s: float
 ) -> None:
-    """Wait until a partition has moved.
-
-    Raises:
-        LeaseLost: somebody else has it.
-        LeaseholdError: it has not moved within this time.
-    """
+    """Wait until a partition has moved."""
 
     async def step() -> str | None:
         view_now = await inspector.group(view.stream, view.group, lags=False)
@@ -429,7 +415,7 @@ async def _moved(
         if now.epoch != part.epoch or now.held_by is None or now.handed_to is not None:
             why = f": {_UNDONE}" if would_be_undone(view, owner=part.owner, to=to) else ""
             raise LeaseLost(
-                f"partition {part.partition} went another way: {now_there(now)}{why}",
+                f"partition {part.partition} went another way: {describe_owner(now)}{why}",
                 now_held_by=now.owner,
             )
         asked = "has yet to hand it over" if now.asked_by == to else "is asked no more"

@@ -1,9 +1,7 @@
 """``leasehold process``: run a handler on the events of a stream, as one host of a group.
 
-What a running processor tells people, line by line on stderr.
-
-A line begins with the time. An error of a handler is shown with its traceback once; what repeats
-itself is only counted in further lines.
+Progress goes to stderr, one line per event, each with the time. The traceback of an error is
+printed once; repetitions are only counted.
 """
 
 from __future__ import annotations
@@ -76,7 +74,7 @@ class ProcessOutput(logging.Handler):
     """A hook for a processor, and a handler for what it logs as a warning."""
 
     def __init__(self, clock: Clock, *, name: str) -> None:
-        """``name`` is that of the processor: it is no id of a member."""
+        """``name`` is the processor's holder name, not the id of a member."""
         super().__init__(logging.WARNING)
         self._clock = clock
         self._name = name
@@ -85,11 +83,11 @@ class ProcessOutput(logging.Handler):
         self._shown: set[str] = set()
 
     def say(self, message: str) -> None:
-        """One line."""
+        """Print one line with the time."""
         err.print(f"{self._clock.utc_now():%H:%M:%S}Z {message}")
 
     def hook(self, event: HookEvent) -> None:
-        """Say what happened, if it is worth a line."""
+        """Print what happened, if it is worth a line."""
         if isinstance(event, CycleDone):
             if event.holder not in ("", self._name, self._holder):
                 again = " again" if self._holder else ""
@@ -103,7 +101,7 @@ class ProcessOutput(logging.Handler):
             self.say(f"{parts[0]} partition {event.partition} (epoch {event.epoch}){parts[1]}")
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Say what was logged; a traceback only if it is a new one."""
+        """Print what was logged; a traceback only if it is new."""
         raised = record.exc_info[1] if record.exc_info else None
         error = raised or getattr(record, "error", None)
         if error is None or error is not self._failed:  # else it was said a moment ago
@@ -135,7 +133,7 @@ def log_to(output: ProcessOutput) -> Iterator[None]:
 def status_lines(
     processor: EventProcessor, output: ProcessOutput, *, every_s: float
 ) -> Iterator[None]:
-    """Say in one line how it goes, again and again, from a thread of its own."""
+    """Print a status line at regular intervals, from a separate thread."""
     ended = threading.Event()
 
     def tell() -> None:
@@ -155,7 +153,7 @@ def status_lines(
 
 
 def status(held: int, before: ProcessorCounts, now: ProcessorCounts, *, every_s: float) -> str:
-    """How it goes, in one line."""
+    """Return the status line."""
     rate = (now.events_handled - before.events_handled) / every_s
     failed = now.by_event.get(HandlerFailed.__name__, 0)
     lost = now.events_skipped + now.events_dead_lettered
@@ -170,7 +168,7 @@ def status(held: int, before: ProcessorCounts, now: ProcessorCounts, *, every_s:
 
 
 def _line_parts(event: HookEvent) -> tuple[str, str] | None:
-    """What is said before and after the partition."""
+    """Return the text before and after the partition; None if it is not worth a line."""
     match event:
         case PartitionOpened():
             return "opened", f" at {event.position}"
@@ -401,11 +399,7 @@ def _timing(lease: str | None, store: str | None) -> LeaseTiming:
 
 
 def _checkpoint(text: str) -> CheckpointPolicy:
-    """``batch``, ``manual``, ``1000`` or ``5s``.
-
-    Raises:
-        UsageError: it is none of them.
-    """
+    """Parse ``batch``, ``manual``, ``1000`` or ``5s``."""
     word = text.strip()
     if word == "batch":
         return CheckpointPolicy.after_each_batch()
@@ -424,11 +418,7 @@ def _checkpoint(text: str) -> CheckpointPolicy:
 
 
 def _poison(text: str, retries: int | None) -> tuple[PoisonPolicy, str]:
-    """The policy, and the stream for dead letters, if there is one.
-
-    Raises:
-        UsageError: it is none that we know.
-    """
+    """Parse the policy; also return the stream for dead letters, or an empty text."""
     if text == "retry":
         if retries is not None:
             raise UsageError(
@@ -477,15 +467,11 @@ def _dead_letters(url: str, stream: str) -> Iterator[LogDeadLetters | None]:
 
 @contextmanager
 def _metrics(processor: EventProcessor, port: int | None, output: ProcessOutput) -> Iterator[None]:
-    """Serve the metrics while the processor runs, if a port is given.
-
-    Raises:
-        UsageError: the extra is not installed, or the port can not be had.
-    """
+    """Serve the metrics while the processor runs, if a port is given."""
     if port is None:
         yield
         return
-    # An extra: our own module says what is missing, so it is the first to be asked.
+    # An extra: our own module reports what is missing, so it is imported first.
     metrics_of = import_module("leasehold.processor.metrics").ProcessorMetrics
     prometheus = import_module("prometheus_client")
     try:

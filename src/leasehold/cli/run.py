@@ -48,7 +48,7 @@ _FILE_MODE = 0o644  # as SQLite does
 _TICK = timedelta(microseconds=1)
 _SKEW = timedelta(minutes=1)  # by which the clock of whoever names a moment may be ahead
 _MISUSED = 2  # what Typer leaves with
-# Nobody needs to hear of these away from a terminal: cron would send mail for every word.
+# Not printed away from a terminal: cron would send mail for each.
 _ORDINARY = (ExitReason.HELD, ExitReason.DONE)
 _LIKE_A_TERMINAL = frozenset(("FORCE_COLOR", "TTY_COMPATIBLE"))
 
@@ -130,7 +130,7 @@ class RunCommand(TyperCommand):
     """A command whose misuse has the exit code of ``sysexits.h``, and whose options come first."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read the command line; what is wrong with it is raised."""
+        """Parse the command line; misuse has the exit code 64."""
         ctx.allow_interspersed_args = False
         try:
             return super().parse_args(ctx, args)
@@ -189,7 +189,7 @@ def run(
             policy=Policy(on_crash=on_crash, timeout=limit, retries=retries, retry_pause=pause),
             standby=standby,
         )
-        verdict = _carried_out(plan, schedule, clock)
+        verdict = _execute(plan, schedule, clock)
     except LeaseholdError as error:
         away = isinstance(error, StoreError)
         verdict = ExitStatus(
@@ -204,7 +204,7 @@ def run(
 # --------------------------------------------------------------------------- parts
 
 
-def _carried_out(plan: CommandPlan, schedule: Schedule | None, clock: Clock) -> ExitStatus:
+def _execute(plan: CommandPlan, schedule: Schedule | None, clock: Clock) -> ExitStatus:
     # Looked at first: a node without the command must not take the run from those that have it.
     if verdict := unable(plan):
         return verdict
@@ -230,7 +230,7 @@ def _wrapper(
 
 
 def _make_store(url: str) -> None:
-    """Say so if a SQLite file has to be made: in a wrong directory it would be a second store."""
+    """Report a new SQLite file: in a wrong directory it would be a second store."""
     if not url.lower().startswith(_SQLITE):
         return
     path = Path(path_of(url)).absolute()
@@ -248,8 +248,8 @@ def _say(message: str) -> None:
     _write(lambda: err.print(f"leasehold run: {message}"))
 
 
-def _is_looked_at() -> bool:
-    """Whether stderr is a terminal; rich is asked only where it could be one."""
+def _is_terminal() -> bool:
+    """Return whether stderr is a terminal; rich is loaded only where it could be one."""
     try:
         terminal = sys.stderr is not None and sys.stderr.isatty()
     except ValueError:  # closed
@@ -262,7 +262,7 @@ def _is_looked_at() -> bool:
 
 
 def _write(write: Callable[[], object]) -> None:
-    """To stderr. What nobody can hear changes nothing, and not the exit code either."""
+    """Write to stderr; a failure there does not change the exit code."""
     try:
         if sys.stderr is not None:
             write()
@@ -271,7 +271,7 @@ def _write(write: Callable[[], object]) -> None:
 
 
 def _tell(verdict: ExitStatus, job: str, *, json: bool) -> None:
-    quiet = verdict.reason in _ORDINARY and verdict.code == ExitCode.OK and not _is_looked_at()
+    quiet = verdict.reason in _ORDINARY and verdict.code == ExitCode.OK and not _is_terminal()
     if verdict.message and not quiet:
         _say(verdict.message)
     if json:
@@ -291,11 +291,7 @@ def _schedule(cron: str | None, every: str | None, tz: str | None) -> Schedule |
 def _occurrence(
     word: str | None, schedule: Schedule | None, *, standby: bool, clock: Clock
 ) -> datetime | None:
-    """The moment whose run is reserved.
-
-    Raises:
-        UsageError: it is none, or does not go with the other options.
-    """
+    """Return the moment whose run is reserved; None: any."""
     if standby and word not in {None, _NOW}:
         raise UsageError("--occurrence is for one run, --standby for many: leave one of them out")
     if standby or word == _NOW or (word is None and schedule is None):

@@ -1,4 +1,4 @@
-"""The faults that ``verify`` finds: a line for people or an object for programs, and a summary.
+"""The faults that ``verify`` finds: printed as lines or JSON, with a summary.
 
 The summary says that nothing is lost only if every block has a replica without any fault.
 """
@@ -31,7 +31,7 @@ _NO_VOLUME = {"", "-", None}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownFault:
-    """One fault. What nobody can tell of it is None."""
+    """One fault; what is not known is None."""
 
     what: str
     path: str | None = None
@@ -40,19 +40,19 @@ class ShownFault:
 
     @property
     def line(self) -> str:
-        """For people."""
+        """The fault as one line."""
         volume = f"volume {self.volume}" if self.volume else ""
         return ": ".join(part for part in (self.path, volume, self.what) if part)
 
 
 def file_fault(fault: Fault) -> ShownFault:
-    """A fault of a file."""
+    """Return a fault of a file."""
     volume = None if fault.volume in _NO_VOLUME else fault.volume
     return ShownFault(path=fault.path, volume=volume, what=fault.what)
 
 
 def stream_fault(stream: str, message: str) -> ShownFault:
-    """A fault of a stream, out of the words that the log has for it."""
+    """Return a fault of a stream, parsed from the message of the log."""
     match = _LOG_FAULT.fullmatch(message.removeprefix(stream))
     if match is None:
         return ShownFault(what=message)
@@ -66,7 +66,7 @@ def stream_fault(stream: str, message: str) -> ShownFault:
 
 
 def print_faults(faults: Sequence[ShownFault], form: Output, *, partitions: bool = False) -> None:
-    """All of them on stdout."""
+    """Print all faults on stdout."""
     if form is Output.TABLE:
         for fault in faults:
             typer.echo(fault.line)
@@ -82,7 +82,7 @@ def print_faults(faults: Sequence[ShownFault], form: Output, *, partitions: bool
 
 
 def summary(faults: Sequence[ShownFault], files: Namespace) -> str:
-    """``2 faults in 1 file; every block still has a replica without fault``, if that is so."""
+    """Summarise: ``2 faults in 1 file``, and whether every block has a good replica."""
     if not faults:
         return "no faults"
     paths = {fault.path for fault in faults}
@@ -93,7 +93,7 @@ def summary(faults: Sequence[ShownFault], files: Namespace) -> str:
 
 
 def _has_good_copies(files: Namespace, path: str, faults: Iterable[ShownFault]) -> bool:
-    """Whether that is certain."""
+    """Return whether every block certainly has a replica without fault."""
     bad: set[tuple[int, str]] = set()
     for fault in faults:
         if fault.path == path:

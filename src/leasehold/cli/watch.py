@@ -1,8 +1,8 @@
 """Pages: what a list shows, printed once or, with ``--watch``, again and again until Ctrl-C.
 
 A terminal is painted over. Into a pipe go one page after the other: a table, one line of JSON
-(``-o json``), or one line for each row (``-o jsonl``). Trouble with the store at the first look
-ends the command; later it is said, and looked again.
+(``-o json``), or one line for each row (``-o jsonl``). A failure of the store ends the command if
+it is the first read; later it is shown, and the page is read again.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Watching(TyperCommand):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """One look: ``data`` for programs, ``blocks`` for people, ``notes`` for stderr."""
+    """What is shown: ``data`` for programs, ``blocks`` for terminals, ``notes`` for stderr."""
 
     data: Sequence[Mapping[str, object]] | Mapping[str, object]
     blocks: Sequence[Table | str]
@@ -91,9 +91,6 @@ def show(
     """Print a page; with ``watch`` again after each such time, until Ctrl-C.
 
     ``maker`` names the commands that make a store, if there is none.
-
-    Raises:
-        InvalidDuration: ``watch`` is no duration from 100 ms to a day.
     """
     url = store_url(store, maker=maker)
     if watch is None:
@@ -108,7 +105,7 @@ def show(
 
 
 def print_page(page: Page, form: Output) -> None:
-    """Print a page that is looked at once."""
+    """Print a page once."""
     _print_notes(page.notes)
     if form is Output.TABLE:
         _print_blocks(page.blocks)
@@ -157,7 +154,7 @@ async def _paint(inspector: Inspector, read_page: PageReader, page: Page, every_
 
 
 async def _next(inspector: Inspector, read_page: PageReader, before: Page) -> Page:
-    """Look again; while the store is away, the page of before with the reason."""
+    """Read the page again; while the store is unavailable, return the former one with a note."""
     try:
         return await read_page(inspector)
     except StoreUnavailable as error:
@@ -167,9 +164,9 @@ async def _next(inspector: Inspector, read_page: PageReader, before: Page) -> Pa
 async def wait_until_done(
     inspector: Inspector, step: Callable[[], Awaitable[str | None]], *, limit_s: float
 ) -> bool:
-    """Look until ``step`` returns None, and tell what it says until then; False: out of time.
+    """Call ``step`` until it returns None, and print what it returns; False: out of time.
 
-    A store that is away for a while ends nothing: what was asked for is under way without us.
+    A store that is unavailable for a while ends nothing: the request continues without us.
     """
     until_s, shown = inspector.clock.boottime_s() + limit_s, ""
     with err.status("…") if err.is_terminal else nullcontext() as status:

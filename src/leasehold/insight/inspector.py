@@ -1,7 +1,7 @@
-"""Open what a command or a page looks at: the store, and beside it the log, if there is one.
+"""Open the store that a command inspects, and its log, if there is one.
 
-A store need not have a log, and a stream need not be one of it: then only heads and lags are not
-known. Nothing is claimed, recovered or made, but the tables that a log begins with.
+A store need not have a log, and a stream need not be in it: then only heads and lags are not known.
+Nothing is claimed, recovered or created, except the tables that a log begins with.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 class Inspector:
     """Made by ``open_inspector``: a store, and the log in the same database where there is one.
 
-    ``failure`` says why heads and lags can not be told though there is a log; else it is empty.
+    ``failure``: why heads and lags are not known although there is a log; else empty.
     """
 
     def __init__(self, store: Store, *, url: str, clock: Clock) -> None:
-        """The log is opened when it is first asked for."""
+        """Open no log yet: that happens at its first use."""
         self.store = store
         self.clock = clock
         self.failure = ""
@@ -42,7 +42,7 @@ class Inspector:
         self._asked = False
 
     async def positions(self, stream: str) -> LogPositions | None:
-        """The places of a stream; ``None`` if it is no stream of the embedded log."""
+        """Return the positions of a stream; ``None`` if it is not in the embedded log."""
         if not self._asked:
             self._asked = True
             self._log = await anyio.to_thread.run_sync(self._opened)
@@ -54,7 +54,7 @@ class Inspector:
         return LogPositions(self._log, stream)
 
     async def group(self, stream: str, group: str, *, lags: bool = True) -> GroupView:
-        """One group, with all that can be known of it; without ``lags`` the log is not looked at.
+        """Return a group; without ``lags`` the log is not read.
 
         Raises:
             UnknownResource: the store knows no such group.
@@ -72,7 +72,7 @@ class Inspector:
         return view
 
     async def groups(self) -> Sequence[GroupView]:
-        """All groups; how long events wait is not looked up."""
+        """Return all groups, without how long events wait."""
         streams = {stream for stream, _ in await known_groups(self.store)}
         found = [(each, await self.positions(each)) for each in sorted(streams)]
         positions = {stream: each for stream, each in found if each is not None}
@@ -83,7 +83,7 @@ class Inspector:
         return views
 
     async def close(self) -> None:
-        """Close the log; the store belongs to whoever opened it."""
+        """Close the log; the store stays open."""
         if self._log is not None:
             await anyio.to_thread.run_sync(self._log.close)
 
@@ -100,11 +100,11 @@ class Inspector:
 
 @asynccontextmanager
 async def open_inspector(url: str, *, clock: Clock | None = None) -> AsyncIterator[Inspector]:
-    """Open the store that ``url`` names, to look at it.
+    """Open the store that ``url`` names, to read it.
 
     Raises:
         InvalidUrl: the URL names no store.
-        StoreUnavailable, StoreUnusable: it does not answer, or can not serve.
+        StoreUnavailable, StoreUnusable: it does not answer, or cannot serve.
     """
     clock = clock or SystemClock()
     async with open_store(url, clock=clock) as store:

@@ -1,7 +1,7 @@
-"""Jobs as people see them: who runs each, how the last run ended, what is due, what was ordered.
+"""Jobs: who runs each, how the last run ended, what is due, what operators requested.
 
 All of it is read from the store: the keys of the group ``job``, their last terms with the notes,
-their checkpoints (which occurrences are done) and the orders. Nothing is changed.
+their checkpoints (which occurrences are done) and the requests. Nothing is changed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from leasehold.core.cron import parse_schedule
 from leasehold.errors import InvalidSchedule, UnknownResource, UsageError
-from leasehold.insight.groups import some_of
+from leasehold.insight.groups import sample_of
 from leasehold.jobs.operator_requests import standing
 from leasehold.jobs.run_log import entries, ran
 from leasehold.jobs.wish import GROUP
@@ -36,7 +36,7 @@ TOLERANCE = timedelta(minutes=1)
 
 
 class JobState(Enum):
-    """What a job is about, in a word."""
+    """The state of a job."""
 
     RUNNING = "running"
     HANDING_OVER = "handing_over"  # handed over, and not taken yet
@@ -76,12 +76,12 @@ class JobView:
 
     @property
     def held(self) -> bool:
-        """Whether somebody has it."""
+        """Whether it has a holder."""
         return self.resource.state in (State.LEASED, State.BREAKING)
 
     @property
     def state(self) -> JobState:
-        """What it is about; a job that is paused while it runs is running."""
+        """The state; a job that is paused while it runs is running."""
         if self.held:
             return JobState.RUNNING
         if self.resource.handed_to is not None:
@@ -108,21 +108,16 @@ class _JobRecords:
 
 
 async def job_views(store: Store, *, now: datetime) -> Sequence[JobView]:
-    """All jobs of a store, by name. ``now`` is the wall clock: it says what is late."""
+    """Return all jobs of a store, by name. ``now`` is the wall clock: it says what is late."""
     records = await _read_records(store, now)
     return [await _view(store, records, key) for key in sorted(records.resources, key=last_part)]
 
 
 async def job_view(store: Store, name: str, *, now: datetime) -> JobView:
-    """One job.
-
-    Raises:
-        UnknownResource: it has never been reserved in this store; the message names some others.
-        InvalidName: it is no name of a job.
-    """
+    """Return one job; raise ``UnknownResource`` if it was never reserved in this store."""
     key, records = job_key(name), await _read_records(store, now)
     if key not in records.resources:
-        known = some_of(sorted(last_part(each) for each in records.resources))
+        known = sample_of(sorted(last_part(each) for each in records.resources))
         raise UnknownResource(
             f"there is no job {name!r} in this store: it has {known}. A job appears when it is "
             "first reserved, or when its first worker starts"
@@ -131,12 +126,7 @@ async def job_view(store: Store, name: str, *, now: datetime) -> JobView:
 
 
 async def job_log(store: Store, name: str) -> Sequence[RunEntry]:
-    """The reservations of a job that the store still knows, newest first; not all were runs.
-
-    Raises:
-        UnknownResource: as ``job_view``.
-        InvalidName: it is no name of a job.
-    """
+    """Return the reservations of a job that the store keeps, newest first; not all were runs."""
     key = job_key(name)
     log = entries(await store.history(key, limit=MAX_TERMS))
     if not log and key not in await store.resources(GROUP):
@@ -145,11 +135,7 @@ async def job_log(store: Store, name: str) -> Sequence[RunEntry]:
 
 
 def schedule_of(text: str) -> Schedule:
-    """The schedule that a run has told: its text, and after it the time zone if there is one.
-
-    Raises:
-        InvalidSchedule: it can not be read.
-    """
+    """Parse the schedule of a run's note: its text, followed by the time zone if there is one."""
     line, _, zone = text.rpartition(" ")
     try:
         return parse_schedule(text)
@@ -193,7 +179,7 @@ async def _view(store: Store, records: _JobRecords, key: str) -> JobView:
 
 
 async def _recent(store: Store, key: str) -> Sequence[RunEntry]:
-    """The newest entries; all there are only if no run that ended is among the first ones."""
+    """Return the newest entries; all of them if no ended run is among the first ones."""
     terms = await store.history(key, limit=_LOOK_BACK)
     log = entries(terms)
     if _last(log) is None and len(terms) == _LOOK_BACK:
@@ -222,7 +208,7 @@ def _ran(checkpoint: Checkpoint | None) -> RunRecord | None:
 def _next_at(
     schedule: Schedule | None, carried_out: RunRecord | None, now: datetime
 ) -> datetime | None:
-    """What is done already is not run again, even if it lies in the future."""
+    """Return the next occurrence; what is done is not run again, even in the future."""
     if schedule is None:
         return None
     return schedule.next(max(now, carried_out.done) if carried_out else now)

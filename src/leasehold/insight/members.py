@@ -1,4 +1,4 @@
-"""One member of a group as people see it."""
+"""One member of a group."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class MemberView:
 
 
 def member_view(member: MemberRecord, *, keys: int) -> MemberView:
-    """A member, and how many keys it owns."""
+    """Return a member, with the number of keys it owns."""
     info = sound(member.info)
     return MemberView(
         holder=member.holder,

@@ -27,7 +27,7 @@ def test_the_examples_of_reservations_run_one_after_the_other(
     said = capsys.readouterr().out.splitlines()
     assert said[0] == "part 0, written with epoch 1"
     assert said[-2:] == [
-        "the run of 2026-03-01 02:00:00+00:00, token 2",
+        "the run of 2026-03-01 02:00:00+00:00, epoch 2",
         "at work with epoch 3",
     ]
 
