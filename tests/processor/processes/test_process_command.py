@@ -143,7 +143,7 @@ def test_a_handler_that_never_ends_does_not_keep_it(running: Callable[..., Runni
     assert [host.process.stdout.readline() for _ in range(2)] == ["begun\n"] * 2
     code, _ = host.end(signal.SIGTERM)
     assert code == 1, host.said
-    assert "2 handlers did not end in time and can not be stopped" in host.said
+    assert "2 handlers did not end in time and cannot be stopped" in host.said
 
 
 def test_batches_and_metrics(running: Callable[..., Running]) -> None:
