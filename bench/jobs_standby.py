@@ -52,7 +52,7 @@ class Scene:
         self.made += 1
         words = ["run", "--job", "service", "--standby", "--lease", f"{self.lease_s}s"]
         store = f"sqlite:///{self.folder}/leases.db"
-        script = f"echo $LEASEHOLD_TOKEN >> {book}; exec sleep 1000"
+        script = f"echo $LEASEHOLD_EPOCH >> {book}; exec sleep 1000"
         with errors.open("wb") as told:
             node = subprocess.Popen(  # noqa: S603 - our own program
                 [

@@ -23,7 +23,7 @@ NIGHT = datetime(2026, 3, 1, 2, 30, tzinfo=UTC)
 
 
 def nightly(node: str, night: datetime, place: Path) -> int:
-    """What each node calls when the time has come; returns its token, or 0."""
+    """What each node calls when the time has come; returns its epoch, or 0."""
     job = try_reserve("nightly", store=f"sqlite:///{place}/leases.db", occurrence=night)
     if not isinstance(job, Reservation):  # Held or Done: who has it, or had it
         print(f"{node}: nothing to do for {night:%d %B}")
@@ -33,7 +33,7 @@ def nightly(node: str, night: datetime, place: Path) -> int:
             for line in range(3):
                 job.check()  # raises LeaseLost if somebody else may have it by now
                 report.write(f"{night:%Y-%m-%d},{line}\n")
-        print(f"{node}: wrote the report of {night:%d %B} with token {job.epoch}")
+        print(f"{node}: wrote the report of {night:%d %B} with epoch {job.epoch}")
         return job.epoch
 
 
@@ -46,7 +46,7 @@ def main(place: Path) -> None:
         with FencedPath(place / "report.csv").replace_text(first) as report:
             report.write("what node 1 was about to write before it fell asleep\n")
     except FencedWrite:
-        print(f"node 1: wakes up, and its token {first} is refused")
+        print(f"node 1: wakes up, and its epoch {first} is refused")
     print("the report is of", (place / "report.csv").read_text(encoding="utf-8")[:10])
 
 

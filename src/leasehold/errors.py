@@ -217,8 +217,8 @@ class LeaseLost(LeaseholdError):
     Attributes:
         key: the resource, or the holder's id when the whole lease has ended.
         epoch: the epoch that was held (0 for a whole lease).
-        reason: how it ended: the value of an ``EndReason``, ``"fenced"``, ``"trust window over"``,
-            ``"not held"``, ``"another token is in use"`` or ``"unknown"``.
+        reason: how it ended: the value of an ``EndReason``, ``"fenced"``, ``"local_deadline"``,
+            ``"not_held"``, ``"holder_id_in_use"`` or ``"unknown"``.
         now_held_by: the holder in charge now, where the store said so.
     """
 

@@ -50,11 +50,23 @@ class EndReason(Enum):
     """Why a term ended."""
 
     RELEASED = "released"
-    HANDED_OVER = "handed over"
+    HANDED_OVER = "handed_over"
     EXPIRED = "expired"
     STOLEN = "stolen"
     BROKEN = "broken"
     RESET = "reset"
+
+    @property
+    def stored(self) -> str:
+        """The word that stores keep for it: every store has "handed over" in its records."""
+        return _STORED_REASONS.get(self.value, self.value)
+
+    @classmethod
+    def _missing_(cls, value: object) -> EndReason | None:
+        return next((each for each in cls if each.stored == value), None)
+
+
+_STORED_REASONS = {"handed_over": "handed over"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

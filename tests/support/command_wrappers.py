@@ -165,7 +165,7 @@ def witness(book: Path, then: str = "exec sleep 600") -> list[str]:
     script = (
         f'last=$(tail -n 1 {book} 2>/dev/null | cut -d" " -f2); '
         f'if [ -n "$last" ] && kill -0 "$last" 2>/dev/null; then echo TWO 0 >> {book}; fi; '
-        f'echo "$LEASEHOLD_TOKEN $$" >> {book}; {then}'
+        f'echo "$LEASEHOLD_EPOCH $$" >> {book}; {then}'
     )
     return ["sh", "-c", script]
 

@@ -161,7 +161,7 @@ class Scene:
         *names: str,
         lease: timedelta = LEASE,
         occurrence: datetime | None = None,
-        on_crash: OnCrash = OnCrash.RUN_AGAIN,
+        on_crash: OnCrash = OnCrash.RERUN,
     ) -> tuple[Claimant, Heard]:
         heard, number = Heard(), next(self._numbers)
         made = Claimant(
@@ -179,7 +179,7 @@ class Scene:
         *names: str,
         lease: timedelta = LEASE,
         occurrence: datetime | None = None,
-        on_crash: OnCrash = OnCrash.RUN_AGAIN,
+        on_crash: OnCrash = OnCrash.RERUN,
     ) -> tuple[Claimant, Heard]:
         made, heard = self.claimant(*names, lease=lease, occurrence=occurrence, on_crash=on_crash)
         assert await made.take(wait_s=0) is None

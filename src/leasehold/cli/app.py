@@ -1,14 +1,14 @@
-"""The commands, and how errors become words and exit codes.
+"""The commands of the command line, and the exit codes of errors.
 
 ====  =====================================================
 code  meaning
 ====  =====================================================
 0     done
-1     it was tried and failed
-2     the command was written wrongly
-3     there is no such thing
-4     somebody else has it, or it has moved on
-5     the store or a volume can not be reached or can not serve
+1     failed, or not done in time
+2     usage error
+3     not found
+4     held by another process, or moved on
+5     store or volume unavailable or unusable
 ====  =====================================================
 """
 
@@ -48,8 +48,8 @@ _EXIT_CODES: list[tuple[type[LeaseholdError], int]] = [
     (VolumeUnusable, 5),
 ]
 
-# In the order of the help. Each is imported when it is asked for: a wrapper of a command that cron
-# starts each minute has no use for Arrow.
+# In the order of the help. Each is imported when it is asked for: a command that cron starts each
+# minute does not need Arrow.
 _COMMANDS = (
     *("process", "worker", "run", "simulate", "audit", "demo"),
     *("groups", "members", "partitions", "checkpoints", "files", "jobs", "log", "hub"),
@@ -84,8 +84,8 @@ def _options(
     """One owner at a time for partitions, jobs, files and event logs."""
 
 
-def made(names: Sequence[str]) -> typer.Typer:
-    """The command line with these commands."""
+def build_app(names: Sequence[str]) -> typer.Typer:
+    """Build the command line with these commands."""
     app = typer.Typer(
         name="leasehold",
         no_args_is_help=True,
@@ -99,36 +99,36 @@ def made(names: Sequence[str]) -> typer.Typer:
 
 
 def exit_code(error: LeaseholdError) -> int:
-    """The exit code for an error."""
+    """Return the exit code for an error."""
     return next((code for kind, code in _EXIT_CODES if isinstance(error, kind)), 1)
 
 
-def _needed(said: Sequence[str]) -> Sequence[str]:
-    """The commands to be imported: all of them for the help, and to say what was meant."""
-    if list(said) == ["--version"]:
+def _needed(arguments: Sequence[str]) -> Sequence[str]:
+    """Return the commands to import: all of them for the help and for an unknown name."""
+    if list(arguments) == ["--version"]:
         return ()
-    return said if set(said) & set(_COMMANDS) else _COMMANDS
+    return arguments if set(arguments) & set(_COMMANDS) else _COMMANDS
 
 
 def run() -> None:
-    """Run, and turn every error of ours into one line on stderr."""
-    said = sys.argv[1:2]
-    if _ARROW_ALONE.intersection(said):
+    """Run the command; print an expected error as one line on stderr."""
+    arguments = sys.argv[1:2]
+    if _ARROW_ALONE.intersection(arguments):
         quick = import_module("leasehold.cli.fast_start")
         quick.leave_pandas_out()
         quick.keep_numpy_small()
     try:
-        made(_needed(said))()
+        build_app(_needed(arguments))()
     except LeaseholdError as error:
-        _tell(error)
+        _print_error(error)
         sys.exit(exit_code(error))
     except OSError as error:  # such as a full disk below our output
-        _tell(error)
+        _print_error(error)
         sys.exit(1)
 
 
-def _tell(error: Exception) -> None:
-    """One line; a terminal gets it in lines of its width, broken between words."""
+def _print_error(error: Exception) -> None:
+    """Print an error on one line; on a terminal, break it between words."""
     from rich.console import Console  # noqa: PLC0415 - rich takes its time
     from rich.markup import escape  # noqa: PLC0415
 

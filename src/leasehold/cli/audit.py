@@ -1,7 +1,7 @@
-"""``leasehold audit``: whether a group did what it promises, proved or refuted on Spark.
+"""``leasehold audit``: prove or refute on Spark that a group kept its guarantees.
 
-Exit code 0 only if everything is proved. What could not be looked at is no proof: it exits with 1,
-unless ``--allow-unknown`` says that it may pass.
+Exit code 0 only if everything is proved. What could not be checked is not proved: the exit code is
+1, unless ``--allow-unknown`` is given.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _CHECKS = (
 )
 _FINDINGS = (
     (
-        Column(name="check", least=12, fold=True),
+        Column(name="check", min_width=12, fold=True),
         Column(name="partition", title="part", justify="right"),
         Column(name="what", fold=True),
         Column(name="evidence", fold=True),
@@ -92,7 +92,7 @@ def audit(
     """
     with _wrapped():
         url = store_url(store)
-        _check_place(html)
+        _check_html(html)
         done = _run(stream, group, sink=sink, master=master, store=url)
         if html is not None:
             html.write_text(done.html(), encoding="utf-8")
@@ -113,16 +113,16 @@ def _run(stream: str, group: str, *, sink: str | None, master: str | None, store
             f"an audit runs on Spark, and the package {error.name!r} is missing: "
             "pip install 'leasehold[spark]'"
         ) from error
-    place = sink_of(sink, store=store) if sink is not None else None
-    refuse_unknown(store=store, stream=stream, group=group, sink=place)
-    _say("starting Spark")
+    rows_in = sink_of(sink, store=store) if sink is not None else None
+    refuse_unknown(store=store, stream=stream, group=group, sink=rows_in)
+    _print_progress("starting Spark")
     spark = session("leasehold audit", master=master)
-    return run(spark, store=store, stream=stream, group=group, sink=place, say=_say)
+    return run(spark, store=store, stream=stream, group=group, sink=rows_in, say=_print_progress)
 
 
 @contextmanager
 def _wrapped() -> Iterator[None]:
-    """Break a long error between words, where somebody reads it; elsewhere it stays one line."""
+    """Break a long error between words on a terminal; elsewhere it stays one line."""
     try:
         yield
     except LeaseholdError as error:
@@ -132,8 +132,8 @@ def _wrapped() -> Iterator[None]:
         raise typer.Exit(exit_code(error)) from error
 
 
-def _check_place(html: Path | None) -> None:
-    """Before the work, which takes a while."""
+def _check_html(html: Path | None) -> None:
+    """Refuse a wrong path before the audit, which takes minutes."""
     if html is None:
         return
     if html.is_dir():
@@ -142,9 +142,9 @@ def _check_place(html: Path | None) -> None:
         raise UsageError(f"--html {html}: there is no folder {html.parent}: make it first")
 
 
-def _say(words: str) -> None:
+def _print_progress(message: str) -> None:
     if err.is_terminal:
-        err.print(f"{words} …")
+        err.print(f"{message} …")
 
 
 def _print(done: Audit, form: Output) -> None:
@@ -161,13 +161,13 @@ def _print(done: Audit, form: Output) -> None:
         print_table(fitting_table(found, _FINDINGS))
     more = sum(each.faults + each.unknown for each in done.checks) - len(found)
     if more > 0:
-        _tell(f"and {counted(more, 'more finding')}: the first of each kind are shown")
+        _print_note(f"and {counted(more, 'more finding')}: the first of each kind are shown")
     for note in done.notes:
-        _tell(f"note: {note}")
+        _print_note(f"note: {note}")
 
 
-def _tell(words: str) -> None:
-    err.print(words, soft_wrap=not err.is_terminal)
+def _print_note(message: str) -> None:
+    err.print(message, soft_wrap=not err.is_terminal)
 
 
 def _rows(rows: object) -> list[dict[str, object]]:

@@ -1,7 +1,7 @@
-"""``leasehold checkpoints``: how far a group is, and putting it back or forward.
+"""``leasehold checkpoints``: list and reset the positions of a group.
 
-A reset says first what comes again and what is skipped. It is refused, whole, while somebody owns
-one of the partitions: their owner would go on from where it is.
+A reset first shows how many events repeat and how many are skipped. It is refused as a whole while
+one of the partitions is owned: its owner would continue from its own position.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from leasehold.cli.common import (
     store_url,
     time_cell,
 )
-from leasehold.cli.groups import said
+from leasehold.cli.groups import unknown_heads
 from leasehold.cli.tables import (
     err,
     fitting_table,
@@ -53,12 +53,14 @@ def ls(
 ) -> None:
     """List the checkpoints of a group: the last event that is done, and how many wait."""
 
-    async def look(desk: Inspector) -> Page:
-        view = await desk.group(stream, group)
+    async def read_page(inspector: Inspector) -> Page:
+        view = await inspector.group(stream, group)
         rows = [_row(each) for each in view.partitions]
-        return Page(data=rows, blocks=[fitting_table(rows, _LAYOUTS)], notes=said(desk))
+        return Page(
+            data=rows, blocks=[fitting_table(rows, _LAYOUTS)], notes=unknown_heads(inspector)
+        )
 
-    show(look, store=store, form=form, watch=watch)
+    show(read_page, store=store, form=form, watch=watch)
 
 
 @checkpoints_app.command(
@@ -100,16 +102,20 @@ def reset(
     start = Start.parse(to) if to is not None else None
 
     async def run() -> None:
-        async with open_inspector(store_url(store)) as desk:
-            view = await desk.group(stream, group)
-            places = await desk.places(stream)
-            plan = await plan_reset(view, to=start, places=places, partitions=partition or ())
+        async with open_inspector(store_url(store)) as inspector:
+            view = await inspector.group(stream, group)
+            positions = await inspector.positions(stream)
+            plan = await plan_reset(view, to=start, positions=positions, partitions=partition or ())
             rows = [row_of(each) for each in plan.partitions]
             print_page(
-                Page(data=rows, blocks=[fitting_table(rows, _RESET_LAYOUTS)], notes=said(desk)),
+                Page(
+                    data=rows,
+                    blocks=[fitting_table(rows, _RESET_LAYOUTS)],
+                    notes=unknown_heads(inspector),
+                ),
                 form,
             )
-            await _reset(desk, plan, "removed" if remove else "changed", execute=execute)
+            await _reset(inspector, plan, "removed" if remove else "changed", execute=execute)
 
     anyio.run(run)
 
@@ -144,21 +150,21 @@ def _row(part: PartitionView) -> dict[str, object]:
     return {name: row[name] for name in ("key", "first", "missed_events", *names)}
 
 
-async def _reset(desk: Inspector, plan: ResetPlan, done: str, *, execute: bool) -> None:
+async def _reset(inspector: Inspector, plan: ResetPlan, done: str, *, execute: bool) -> None:
     what = f"{counted(len(plan.partitions), 'checkpoint')} {done}"
     if not execute:
         if plan.held:
             err.print(f"it would be refused now: {_held({e.key: e.held_by for e in plan.held})}")
         err.print(f"nothing was done; with --execute: {what}")
         return
-    refused = await desk.store.reset(plan.positions)
+    refused = await inspector.store.reset(plan.positions)
     if refused:
         raise LeaseLost(f"nothing was changed: {_held(dict(refused))}")
     err.print(f"done: {what}")
 
 
 def _held(holders: dict[str, str | None]) -> str:
-    """Who owns what, and how that ends."""
+    """Return who owns which partitions, and what to do about it."""
     key, holder = next(iter(holders.items()))
     more = len(holders) - 1
     others = f" (and {counted(more, 'other partition')} owned)" if more else ""

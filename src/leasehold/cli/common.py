@@ -72,13 +72,15 @@ Execute = Annotated[
 
 
 @contextmanager
-def said_for_commands() -> Iterator[None]:
-    """What the library says to programs, said to those who type commands."""
+def command_hints() -> Iterator[None]:
+    """Replace advice for programs in the library's errors by commands to type."""
     try:
         yield
     except UnknownFile as error:
-        words = str(error).replace("look for the right path with list", "see `leasehold files ls`")
-        raise UnknownFile(words) from error
+        message = str(error).replace(
+            "look for the right path with list", "see `leasehold files ls`"
+        )
+        raise UnknownFile(message) from error
     except UsageError as error:
         if "has no volumes yet" not in str(error):
             raise
@@ -90,12 +92,9 @@ def said_for_commands() -> Iterator[None]:
 
 
 def store_url(given: str | None, *, make: bool = False, maker: str = LOG_MAKES) -> str:
-    """The store that was asked for. Only ``make`` lets a new SQLite file come to life.
+    """Return the URL of the store; only with ``make`` may it be a new SQLite file.
 
-    ``maker`` names the commands that do.
-
-    Raises:
-        UsageError: none was given, or there is no such SQLite file.
+    ``maker`` names the commands that create a store.
     """
     if not given:
         raise UsageError(
@@ -109,11 +108,7 @@ def store_url(given: str | None, *, make: bool = False, maker: str = LOG_MAKES) 
 
 
 def shared_store_url(given: str | None) -> str:
-    """The store of something that others must not run beside; a SQLite file may come to life.
-
-    Raises:
-        UsageError: none was given, or one that no other process can see.
-    """
+    """Return the URL of a store that other processes can use; it may be a new SQLite file."""
     url = store_url(given, make=True)
     if url.lower().startswith(_MEMORY):
         raise UsageError(
@@ -126,13 +121,8 @@ def shared_store_url(given: str | None) -> str:
 # ------------------------------------------------------------ durations and sizes
 
 
-def duration(text: str, *, option: str, least: str = "", most: str = "") -> timedelta:
-    """``60s``, ``5m``, ``2h``, ``7d``; ``least`` and ``most``, written so too, are its range.
-
-    Raises:
-        InvalidDuration: it is written in another way, lies outside its range, or is longer than a
-            thousand years.
-    """
+def duration(text: str, *, option: str, at_least: str = "", at_most: str = "") -> timedelta:
+    """Parse ``60s``, ``5m``, ``2h``, ``7d``; ``at_least`` and ``at_most`` are its range."""
     match = _NUMBER.fullmatch(text.strip())
     if match is None or match[2] not in _SECONDS:
         raise InvalidDuration(
@@ -143,19 +133,15 @@ def duration(text: str, *, option: str, least: str = "", most: str = "") -> time
     if seconds > _LONGEST_S:
         raise InvalidDuration(f"{option} {text!r} is longer than 1000 years: choose less")
     found = timedelta(seconds=seconds)
-    if least and found < duration(least, option=option):
-        raise InvalidDuration(f"{option} {text} is too short: it must be {least} at least")
-    if most and found > duration(most, option=option):
-        raise InvalidDuration(f"{option} {text} is too long: it may be {most} at most")
+    if at_least and found < duration(at_least, option=option):
+        raise InvalidDuration(f"{option} {text} is too short: it must be {at_least} at least")
+    if at_most and found > duration(at_most, option=option):
+        raise InvalidDuration(f"{option} {text} is too long: it may be {at_most} at most")
     return found
 
 
 def size(text: str, *, option: str) -> int:
-    """``64MB``, ``10GB`` (powers of 1,000), ``512KiB`` (powers of 1,024), or a number of bytes.
-
-    Raises:
-        UsageError: it is written in another way.
-    """
+    """Parse ``64MB``, ``10GB`` (powers of 1,000), ``512KiB`` (powers of 1,024) or bytes."""
     match = _NUMBER.fullmatch(text.strip())
     if match is None or match[2].lower() not in _BYTES:
         raise UsageError(
@@ -166,7 +152,7 @@ def size(text: str, *, option: str) -> int:
 
 
 def shown_bytes(number: int) -> str:
-    """For people: ``512 B``, ``64.0 MB``."""
+    """Format a size: ``512 B``, ``64.0 MB``."""
     value, unit = float(number), "B"
     for each in ("kB", "MB", "GB", "TB"):
         if value < _KB - 0.05:
@@ -176,18 +162,18 @@ def shown_bytes(number: int) -> str:
 
 
 def shown_size(number: int) -> str:
-    """A size as it was given, exactly: ``64 MiB``, ``10 GB``, ``4,097 B``."""
+    """Format a size exactly: ``64 MiB``, ``10 GB``, ``4,097 B``."""
     found = [(number, "B")]
     for power, letter in enumerate("kMGT", start=1):
         for unit, name in ((1000**power, f"{letter}B"), (1024**power, f"{letter.upper()}iB")):
             if number and number % unit == 0:
                 found.append((number // unit, name))
-    least, name = min(found, key=lambda each: each[0])
-    return f"{least:,} {name}"
+    count, unit = min(found, key=lambda each: each[0])
+    return f"{count:,} {unit}"
 
 
 def shown_seconds(seconds: float) -> str:
-    """For people: ``0.4s``, ``59s``, ``5m``, ``2h``, ``7d``: the unit that fits."""
+    """Format a duration: ``0.4s``, ``59s``, ``5m``, ``2h``, ``7d``: the unit that fits."""
     if seconds < 10:  # noqa: PLR2004
         return f"{seconds:.1f}s"
     for unit, next_unit in (("s", "m"), ("m", "h"), ("h", "d")):
@@ -198,42 +184,42 @@ def shown_seconds(seconds: float) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """``1 file``, ``1,000 files``."""
+    """Format a count with its noun: ``1 file``, ``1,000 files``."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def shown_time(at: str) -> str:
-    """An ISO 8601 time of the store without its fractions: they do not help a reader."""
+    """Format an ISO 8601 time of the store, without fractions of seconds."""
     return f"{at[:19].replace('T', ' ')}Z" if at else "-"
 
 
 def bytes_cell(value: object) -> str:
-    """A size in a table."""
+    """Format a size for a table."""
     return shown_bytes(value) if isinstance(value, int) else str(value)
 
 
 def size_cell(value: object) -> str:
-    """A size in a table, as it was given."""
+    """Format a size exactly for a table."""
     return shown_size(value) if isinstance(value, int) else str(value)
 
 
 def count_cell(value: object) -> str:
-    """A number in a table."""
+    """Format a number for a table."""
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def seconds_cell(value: object) -> str:
-    """A duration in a table."""
+    """Format a duration for a table."""
     return shown_seconds(value) if isinstance(value, float) else str(value)
 
 
 def yes_no_cell(value: object) -> str:
-    """A yes or no in a table."""
+    """Format a truth value for a table."""
     return "yes" if value else "no"
 
 
 def time_cell(value: object) -> str:
-    """A time in a table."""
+    """Format a time for a table."""
     return shown_time(str(value))
 
 
@@ -244,8 +230,8 @@ def time_cell(value: object) -> str:
 class Column:
     """A column of a table: the value it shows, and how. Only one that folds is ever broken.
 
-    ``none`` stands for a value that is not there. ``least`` is how narrow a column that folds may
-    become.
+    ``none`` stands for a value that does not exist. ``min_width`` is how narrow a column that folds
+    may become.
     """
 
     name: str
@@ -254,11 +240,11 @@ class Column:
     shown: Callable[[object], str] = str
     fold: bool = False
     none: str = "-"
-    least: int = _MIN_FOLDED
+    min_width: int = _MIN_FOLDED
 
 
 def row_of(record: Any) -> dict[str, object]:
-    """A frozen record as a row: what it has, in values that JSON knows."""
+    """Return the fields of a frozen record, as values that JSON knows."""
     return {each.name: _plain(getattr(record, each.name)) for each in fields(record)}
 
 
@@ -271,13 +257,13 @@ def _plain(value: object) -> object:
 
 
 def cell(value: object, column: Column) -> str:
-    """A value as a column shows it."""
+    """Return a value as a column shows it."""
     return column.none if value is None or value == "" else column.shown(value)
 
 
 @contextmanager
 def until_the_pipe_closes() -> Iterator[None]:
-    """Let ``… | head`` end the command quietly: whoever reads has had enough."""
+    """Let ``… | head`` end the command quietly when the reader closes the pipe."""
     try:
         yield
         sys.stdout.flush()

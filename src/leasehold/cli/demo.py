@@ -111,11 +111,7 @@ def _print_next(place: DemoFiles) -> None:
 
 
 def _per_s(text: str) -> float | None:
-    """Flights per second.
-
-    Raises:
-        UsageError: it is no number above 0, and not ``max``.
-    """
+    """Parse flights per second."""
     if text == _FASTEST:
         return None
     try:
@@ -130,11 +126,7 @@ def _per_s(text: str) -> float | None:
 
 
 def _check_extras() -> None:
-    """Refuse to begin without what the demo needs.
-
-    Raises:
-        UsageError: a package is not installed.
-    """
+    """Refuse to begin without what the demo needs."""
     missing = [name for name in _EXTRAS if find_spec(name) is None]
     if missing:
         raise UsageError(
@@ -145,7 +137,7 @@ def _check_extras() -> None:
 
 @contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """Ctrl-C, SIGTERM and a closed terminal end the demo in good order, once."""
+    """Let Ctrl-C, SIGTERM and a closed terminal end the demo gracefully, once."""
 
     def interrupt(_number: int, _frame: object) -> None:
         for each in _SIGNALS:  # what is begun now, no second Ctrl-C may leave half done

@@ -52,7 +52,7 @@ class _ArrowImportHook:
 
 
 class _Loader(Loader):
-    """Loads Arrow as its own loader does, and lets it look for pandas at once."""
+    """Loads Arrow as its own loader does, and lets it look for pandas immediately."""
 
     def __init__(self, loader: Loader) -> None:
         self._loader = loader
@@ -64,7 +64,7 @@ class _Loader(Loader):
         if module.__spec__ is not None:
             module.__spec__.loader = module.__loader__ = self._loader
         self._loader.exec_module(module)
-        _look_in_vain(module)
+        _find_no_pandas(module)
 
 
 def keep_numpy_small() -> None:
@@ -73,17 +73,17 @@ def keep_numpy_small() -> None:
 
 
 def leave_pandas_out() -> None:
-    """Let Arrow look for pandas as soon as it is there, and find none.
+    """Let Arrow look for pandas right after its import, and find none.
 
     Arrow is not loaded for it. What has loaded pandas already keeps it.
     """
     if _ARROW in sys.modules:
-        _look_in_vain(import_module(_ARROW))
+        _find_no_pandas(import_module(_ARROW))
     elif not any(isinstance(each, _ArrowImportHook) for each in sys.meta_path):
         sys.meta_path.insert(0, _ArrowImportHook())
 
 
-def _look_in_vain(arrow: ModuleType) -> None:
+def _find_no_pandas(arrow: ModuleType) -> None:
     if _PANDAS in sys.modules:
         return
     finder = _NoPandas()

@@ -23,10 +23,10 @@ from leasehold.cli.common import (
     Form,
     Output,
     bytes_cell,
+    command_hints,
     count_cell,
     counted,
     duration,
-    said_for_commands,
     seconds_cell,
     shown_bytes,
     shown_seconds,
@@ -34,7 +34,6 @@ from leasehold.cli.common import (
     time_cell,
     until_the_pipe_closes,
 )
-from leasehold.cli.error_messages import ShownFault, of_a_file, print_faults, summary
 from leasehold.cli.tables import (
     byte_progress,
     err,
@@ -43,6 +42,7 @@ from leasehold.cli.tables import (
     print_table,
     table_of,
 )
+from leasehold.cli.verify_faults import ShownFault, file_fault, print_faults, summary
 from leasehold.errors import FileExists, InvalidName, LeaseholdError, UnknownFile
 from leasehold.files.model import BlockState, FileState, FileStatus
 
@@ -62,14 +62,14 @@ Path = Annotated[str, typer.Argument(metavar="PATH", help="A file, such as /repo
 Prefix = Annotated[str, typer.Argument(metavar="PREFIX", help="A file or a directory.")]
 
 
-@files_app.command("ls", epilog="leasehold files ls /orders --silent-for 60s")
+@files_app.command("ls", epilog="leasehold files ls /orders --idle-for 60s")
 def ls(
     prefix: Prefix = "/",
     *,
     only_open: Annotated[
         bool, typer.Option("--open", help="Only what is being written.", metavar="")
     ] = False,
-    silent_for: Annotated[
+    idle_for: Annotated[
         str | None,
         typer.Option(
             help="Only open files whose holder has not renewed for so long: 60s.", metavar="TIME"
@@ -80,14 +80,14 @@ def ls(
 ) -> None:
     """List files: their state, length, and who writes them.
 
-    "silent" is the time since the writer last renewed. One that is well renews every 30 s, so up to
+    "idle" is the time since the writer last renewed. One that is well renews every 30 s, so up to
     30 s is nothing unusual.
     """
-    silent = duration(silent_for, option="--silent-for") if silent_for else None
+    idle = duration(idle_for, option="--idle-for") if idle_for else None
     with _opened(store) as files, until_the_pipe_closes():
         found = (
-            _every_open(files, prefix, silent)
-            if only_open or silent is not None
+            _every_open(files, prefix, idle)
+            if only_open or idle is not None
             else _every(files, prefix)
         )
         first = next(found, None)
@@ -161,10 +161,10 @@ def recover(
     limit, soft_s = duration(timeout, option="--timeout"), _soft_limit_s()
     with _opened(store) as files:
         status = files.status(path)
-        if status.state is FileState.OPEN and status.silent_s < soft_s and not execute:
+        if status.state is FileState.OPEN and status.idle_s < soft_s and not execute:
             print_record(_plan(files, status), form)
             err.print(
-                f"nothing was done: {status.holder} was heard of {shown_seconds(status.silent_s)} "
+                f"nothing was done: {status.holder} was heard of {shown_seconds(status.idle_s)} "
                 "ago and may be writing. Recovery shuts it out; add --execute to do it."
             )
             raise typer.Exit(_HELD)
@@ -193,13 +193,13 @@ def verify(prefix: Prefix = "/", *, store: DatabaseUrl = None, form: Form = Outp
         total = sum(status.length * status.replication for status in found)
         with byte_progress("verifying", total) as tick:
             for status in found:
-                faults += map(of_a_file, files.verify(status.path, progress=tick))
-        told = summary(faults, files)
+                faults += map(file_fault, files.verify(status.path, progress=tick))
+        found_faults = summary(faults, files)
     print_faults(faults, form)
     still_open = sum(status.state is not FileState.CLOSED for status in found)
     left_out = f" (not closed, and so without their last block: {still_open})" if still_open else ""
     length = shown_bytes(sum(status.length for status in found))
-    err.print(f"{counted(len(found), 'file')}, {length}, all replicas: {told}{left_out}")
+    err.print(f"{counted(len(found), 'file')}, {length}, all replicas: {found_faults}{left_out}")
     if faults:
         raise typer.Exit(1)
 
@@ -237,7 +237,7 @@ def rm(
     """Remove a file, or a directory with all below it.
 
     Without --execute it only says what it would remove. A writer of such a file is refused from
-    then on. Streams have their own command: leasehold log delete.
+    then on. Streams have their own command: leasehold log rm.
     """
     with _opened(store) as files, until_the_pipe_closes():
         found = list(_every(files, path))
@@ -297,14 +297,14 @@ def _who(entry: Mapping[str, object]) -> str:
 
 
 def _short(error: Exception) -> str:
-    """Why a volume can not be used, in a few words; JSON has all of them."""
+    """Return in a few words why a volume cannot be used; JSON has the whole message."""
     cause = error if isinstance(error, OSError) else error.__cause__
     if isinstance(cause, OSError) and cause.strerror:
         return cause.strerror.lower()
-    words = str(error)
-    if "there is no VOLUME file" in words:
+    message = str(error)
+    if "there is no VOLUME file" in message:
         return "no VOLUME file: is it mounted?"
-    return "another volume is there" if " is volume " in words else words
+    return "another volume is there" if " is volume " in message else message
 
 
 _LIST_COLUMNS = (
@@ -313,7 +313,7 @@ _LIST_COLUMNS = (
     Column(name="length", justify="right", shown=count_cell),
     Column(name="epoch", justify="right"),
     Column(name="holder", fold=True),
-    Column(name="silent_s", title="silent", justify="right", shown=seconds_cell),
+    Column(name="idle_s", title="idle", justify="right", shown=seconds_cell),
 )
 _BLOCK_COLUMNS = (
     Column(name="index", title="#", justify="right"),
@@ -336,10 +336,10 @@ _VOLUME_COLUMNS = (
 
 @contextmanager
 def _opened(store: str | None) -> Iterator[Namespace]:
-    """The namespace, to be looked at: without a monitor, which would recover files unasked."""
+    """Open the namespace without a monitor, which would recover files unasked."""
     url = store_url(store)
     opening = leasehold.files.Namespace.open
-    with said_for_commands(), opening(url, name="cli", run_monitor=False) as files:
+    with command_hints(), opening(url, name="cli", run_monitor=False) as files:
         yield files
 
 
@@ -348,7 +348,7 @@ def _soft_limit_s() -> float:
 
 
 def _every(files: Namespace, prefix: str) -> Iterator[FileStatus]:
-    """The file at ``prefix``, or those below it, by path."""
+    """Return the file at ``prefix``, or those below it, by path."""
     after = ""
     if prefix != "/":
         with suppress(UnknownFile, InvalidName):  # a directory may end with a slash
@@ -360,22 +360,22 @@ def _every(files: Namespace, prefix: str) -> Iterator[FileStatus]:
         after = page[-1].path
 
 
-def _every_open(files: Namespace, prefix: str, silent: timedelta | None) -> Iterator[FileStatus]:
-    """The same without closed ones, by id, and only those of holders that were silent so long."""
-    min_s = silent.total_seconds() if silent else 0.0
+def _every_open(files: Namespace, prefix: str, idle: timedelta | None) -> Iterator[FileStatus]:
+    """Return open files by id; with ``idle`` only those whose holder has not renewed for it."""
+    min_s = idle.total_seconds() if idle else 0.0
     after_id = 0
     if prefix != "/":
         with suppress(UnknownFile, InvalidName):
             status = files.status(prefix)
-            if status.state is not FileState.CLOSED and status.silent_s >= min_s:
+            if status.state is not FileState.CLOSED and status.idle_s >= min_s:
                 yield status
     while page := files.list_open(prefix, after_id=after_id, limit=_PAGE):
-        yield from (status for status in page if status.silent_s >= min_s and status.path != prefix)
+        yield from (status for status in page if status.idle_s >= min_s and status.path != prefix)
         after_id = page[-1].id
 
 
 def _row(files: Namespace, status: FileStatus) -> dict[str, object]:
-    """A file as it is listed; the length is what a reader sees."""
+    """Return the row of a file; the length is what a reader sees."""
     return {
         "path": status.path,
         "state": status.state.value,
@@ -383,12 +383,12 @@ def _row(files: Namespace, status: FileStatus) -> dict[str, object]:
         "epoch": status.epoch,
         "holder": status.holder or None,
         "host": status.host or None,
-        "silent_s": round(status.silent_s, 3) if status.holder else None,
+        "idle_s": round(status.idle_s, 3) if status.holder else None,
     }
 
 
 def _length(files: Namespace, status: FileStatus) -> int | None:
-    """The acknowledged length; None if no volume of the open block can tell it."""
+    """Return the acknowledged length; None if no volume of the open block answers."""
     if status.state is FileState.CLOSED:
         return status.length
     try:

@@ -1,4 +1,4 @@
-"""``leasehold groups``: who works on which stream, and how far they are."""
+"""``leasehold groups``: the groups of each stream, their members, partitions and lag."""
 
 from __future__ import annotations
 
@@ -37,15 +37,17 @@ groups_app = typer.Typer(
 def ls(*, watch: Watch = None, store: StoreUrl = None, form: Form = Output.TABLE) -> None:
     """List all groups: partitions, how many are owned, members, and how many events wait."""
 
-    async def look(desk: Inspector) -> Page:
-        rows = [group_row(each) for each in await desk.groups()]
-        return Page(data=rows, blocks=[fitting_table(rows, _GROUP_LAYOUTS)], notes=said(desk))
+    async def read_page(inspector: Inspector) -> Page:
+        rows = [group_row(each) for each in await inspector.groups()]
+        return Page(
+            data=rows, blocks=[fitting_table(rows, _GROUP_LAYOUTS)], notes=unknown_heads(inspector)
+        )
 
-    show(look, store=store, form=form, watch=watch)
+    show(read_page, store=store, form=form, watch=watch)
 
 
-@groups_app.command("describe", cls=Watching, epilog="leasehold groups describe orders billing")
-def describe(
+@groups_app.command("show", cls=Watching, epilog="leasehold groups show orders billing")
+def show_group(
     stream: StreamName,
     group: GroupName,
     *,
@@ -55,56 +57,56 @@ def describe(
 ) -> None:
     """Show a group: its members, and for each partition its owner, checkpoint, head and lag."""
 
-    async def look(desk: Inspector) -> Page:
-        view = await desk.group(stream, group)
+    async def read_page(inspector: Inspector) -> Page:
+        view = await inspector.group(stream, group)
         members = [member_row(each) for each in view.members]
-        parts = [row_of(each) for each in view.partitions]
-        tables = [fitting_table(parts, PARTITION_LAYOUTS)]
+        partitions = [row_of(each) for each in view.partitions]
+        tables = [fitting_table(partitions, PARTITION_LAYOUTS)]
         if members:
             tables.insert(0, fitting_table(members, MEMBER_LAYOUTS))
         return Page(
             data={
                 **group_row(view),
                 "lag_s": _rounded(view.lag_s),
-                "peers": members,
-                "parts": parts,
+                "members": members,
+                "partitions": partitions,
             },
             blocks=[_summary(view), "", *_spaced(tables)],
-            notes=[*said(desk), *_oddities(view)],
+            notes=[*unknown_heads(inspector), *_problem_notes(view)],
         )
 
-    show(look, store=store, form=form, watch=watch)
+    show(read_page, store=store, form=form, watch=watch)
 
 
 # --------------------------------------------------------------------------- parts
 
 
 def group_row(view: GroupView) -> dict[str, object]:
-    """A group in one row."""
+    """Return a group as one row."""
     return {
         "stream": view.stream,
         "group": view.group,
-        "partitions": len(view.partitions),
+        "partition_count": len(view.partitions),
         "owned": view.owned,
-        "members": len(view.members),
+        "member_count": len(view.members),
         "spread": view.spread,
         "lag_events": view.lag_events,
         "fenced_writes": view.fenced_writes,
     }
 
 
-def said(desk: Inspector) -> list[str]:
-    """Why heads and lags are not known, where that is a surprise."""
-    return [f"heads and lags are not known: {desk.trouble}"] if desk.trouble else []
+def unknown_heads(inspector: Inspector) -> list[str]:
+    """Return a note on why heads and lags are not known, or nothing if they are."""
+    return [f"heads and lags are not known: {inspector.failure}"] if inspector.failure else []
 
 
 _GROUP_LAYOUTS = (
     (
         Column(name="stream", fold=True),
         Column(name="group", fold=True),
-        Column(name="partitions", title="parts", justify="right"),
+        Column(name="partition_count", title="parts", justify="right"),
         Column(name="owned", justify="right"),
-        Column(name="members", justify="right"),
+        Column(name="member_count", title="members", justify="right"),
         Column(name="spread", justify="right"),
         Column(name="lag_events", title="lag", justify="right", shown=count_cell),
         Column(name="fenced_writes", title="fenced", justify="right", shown=count_cell),
@@ -112,7 +114,7 @@ _GROUP_LAYOUTS = (
 )
 _PART = Column(name="partition", title="part", justify="right")
 _STATE = Column(name="state")
-_OWNER = Column(name="owner", fold=True, least=8)
+_OWNER = Column(name="owner", fold=True, min_width=8)
 _HOST = Column(name="host", fold=True)
 _EPOCH = Column(name="epoch", justify="right")
 _RENEWED = Column(name="renewed_ago_s", title="renewed", justify="right", shown=seconds_cell)
@@ -148,21 +150,21 @@ def _spaced(tables: list[Table]) -> list[Table | str]:
     return [each for table in tables for each in (table, "")][:-1]
 
 
-def _oddities(view: GroupView) -> list[str]:
-    """What a table of numbers does not say by itself."""
-    return [words for each in view.partitions for words in _oddity(each)]
+def _problem_notes(view: GroupView) -> list[str]:
+    """Return notes on what the table of numbers does not show."""
+    return [note for each in view.partitions for note in _problem_note(each)]
 
 
-def _oddity(part: PartitionView) -> list[str]:
+def _problem_note(part: PartitionView) -> list[str]:
     if part.missed_events:
         events = counted(part.missed_events, "event")
         return [
             f"partition {part.partition}: retention has removed {events} that nobody had worked on"
         ]
-    if part.astray:
-        words = f"its checkpoint {part.checkpoint} lies beyond the newest event"
+    if part.beyond_end:
+        problem = f"its checkpoint {part.checkpoint} lies beyond the newest event"
         advice = "was the stream made anew? `leasehold checkpoints reset` puts it right"
-        return [f"partition {part.partition}: {words}; {advice}"]
+        return [f"partition {part.partition}: {problem}; {advice}"]
     return []
 
 

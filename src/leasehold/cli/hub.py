@@ -19,8 +19,8 @@ import leasehold.azure
 import leasehold.log
 from leasehold.cli.common import (
     DatabaseUrl,
+    command_hints,
     counted,
-    said_for_commands,
     store_url,
 )
 from leasehold.cli.tables import err
@@ -39,7 +39,7 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 _LONGEST_HUB = 256
 _LOOPBACK = ("127.", "localhost", "::1")
 
-LogPlace = Annotated[
+LogLocation = Annotated[
     str | None,
     typer.Option(
         "--log",
@@ -52,7 +52,7 @@ Volumes = Annotated[
     list[Path] | None,
     typer.Option(help="A directory to keep data in; give one for each disk.", metavar="DIR"),
 ]
-Keys = Annotated[
+SasKeyOption = Annotated[
     list[str] | None,
     typer.Option(
         help=f"Who may use it, instead of a new key; or {KEYS_VARIABLE}, with spaces between "
@@ -70,12 +70,12 @@ CertKey = Annotated[Path | None, typer.Option(help="Its private key (PEM).", met
 
 def hub(
     *,
-    log: LogPlace = None,
+    log: LogLocation = None,
     host: Annotated[str, typer.Option(help="Where to listen.", metavar="ADDRESS")] = "127.0.0.1",
     port: Annotated[
         int, typer.Option(help="0 is any that is free.", min=0, max=65535, metavar="N")
     ] = 5672,
-    key: Keys = None,
+    sas_key: SasKeyOption = None,
     create: Creates = None,
     volume: Volumes = None,
     cert: Cert = None,
@@ -91,7 +91,7 @@ def hub(
     again. Ctrl-C or SIGTERM ends it in good order: what was accepted is stored.
     """
     wanted = dict(map(_created, create or ()))
-    given = key or os.environ.get(KEYS_VARIABLE, "").split()
+    given = sas_key or os.environ.get(KEYS_VARIABLE, "").split()
     options = leasehold.azure.HubOptions(
         host=host,
         port=port,
@@ -106,21 +106,21 @@ def hub(
 
 
 def _allow_files(wanted: int) -> None:
-    """Let this process open so many: else connections could leave the log without any."""
+    """Raise the limit of open files: connections must not leave the log without any."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return
-    most = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-    if most < wanted:
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    if allowed < wanted:
         err.print(
-            f"only {most} files may be open here: give --max-connections "
-            f"{max(most - _LOG_FILES, 1)}, or raise the limit (ulimit -n)"
+            f"only {allowed} files may be open here: give --max-connections "
+            f"{max(allowed - _LOG_FILES, 1)}, or raise the limit (ulimit -n)"
         )
 
 
 def _make(opened: Log, wanted: dict[str, int]) -> None:
-    """Make the hubs that are not there."""
+    """Create the hubs that do not exist yet."""
     there = {each.name: each.partitions for each in opened.streams()}
     for name, partitions in wanted.items():
         if name not in there:
@@ -155,7 +155,7 @@ async def _serve(opened: Log, options: HubOptions, *, is_new_key: bool) -> None:
 
 
 def _shown(server: HubServer, keys: SasKeys, *, is_new: bool) -> str:
-    """The connection string; a key that was given is known to whoever gave it."""
+    """Return the connection string; a key that was given is not shown again."""
     text = server.connection_string()
     if is_new:
         return text
@@ -200,7 +200,7 @@ def _tls(cert: Path | None, cert_key: Path | None) -> ssl.SSLContext | None:
 
 @contextmanager
 def _opened(log: str | None, store: str | None, volumes: list[Path] | tuple[()]) -> Iterator[Log]:
-    """The log: a directory that has everything, or a store and its volumes."""
+    """Open the log: a directory that has everything, or a store and its volumes."""
     if not log and not store:
         raise UsageError(
             "which log? Give --log DIR, which is made if it is new, or --store URL of a log"
@@ -211,26 +211,26 @@ def _opened(log: str | None, store: str | None, volumes: list[Path] | tuple[()])
         store = log or store
     url = store_url(store, make=True)
     with (
-        said_for_commands(),
+        command_hints(),
         leasehold.log.Log.open(url, volumes=list(volumes), name="hub") as opened,
     ):
         yield opened
 
 
-def _in_directory(place: Path, volumes: list[Path] | tuple[()]) -> tuple[str, list[Path]]:
-    """The store and the volume in a directory, which is made if it is new."""
+def _in_directory(directory: Path, volumes: list[Path] | tuple[()]) -> tuple[str, list[Path]]:
+    """Return the store and the volume in a directory, which is made if it is new."""
     if volumes:
         raise UsageError(
-            f"--log {place} is a directory with a volume of its own: leave --volume out, or give "
-            "the store with --store instead of --log"
+            f"--log {directory} is a directory with a volume of its own: leave --volume out, or "
+            "give the store with --store instead of --log"
         )
     try:
-        place.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(
-            f"--log {place} can not be a directory: {error.strerror}; choose another one"
+            f"--log {directory} can not be a directory: {error.strerror}; choose another one"
         ) from error
-    return f"sqlite:///{place / 'log.db'}", [place / "volume"]
+    return f"sqlite:///{directory / 'log.db'}", [directory / "volume"]
 
 
 def add_to(app: typer.Typer) -> None:

@@ -1,12 +1,10 @@
 """``leasehold jobs``: what runs where, how it ended, what comes next, and what operators can do.
 
-Commands that only look change nothing. ``break`` and ``handover`` show their plan and stop there:
-``--execute`` does it.
+``ls``, ``show``, ``history``, ``next`` and ``check-epoch`` change nothing. ``break`` and ``move``
+only print their plan, unless ``--execute`` is given.
 
-``leasehold jobs next``: the coming moments of a schedule, in its own time zone and in UTC.
-
-It says what the schedule means in words, and which of the coming moments lie behind a change of the
-clocks. A schedule that is given by ``--cron`` needs no store.
+``next`` shows the next times of a schedule in its own time zone and in UTC, explains the schedule,
+and warns of changes of the clocks. A schedule that is given by ``--cron`` needs no store.
 """
 
 from __future__ import annotations
@@ -34,12 +32,12 @@ from leasehold.cli.common import (
 from leasehold.cli.jobs_operate import (
     JobName,
     break_job,
-    handover,
-    now_there,
+    describe_owner,
+    move,
     pause,
     resume,
-    run_now,
     shown_at,
+    trigger,
 )
 from leasehold.cli.tables import (
     fitting_table,
@@ -97,7 +95,7 @@ def next_runs(
 
 
 def clock_changes(schedule: Schedule, moments: Sequence[datetime]) -> list[str]:
-    """In words: the changes of the clocks between one of the moments and the next."""
+    """Describe the changes of the clocks between consecutive moments."""
     return [
         _change(schedule, before, after)
         for before, after in pairwise(moments)
@@ -106,9 +104,9 @@ def clock_changes(schedule: Schedule, moments: Sequence[datetime]) -> list[str]:
 
 
 async def _of_job(url: str, job: str, now: datetime) -> tuple[Schedule, datetime]:
-    """Its schedule, and the moment after which the next one is not done."""
-    async with open_inspector(url) as desk:
-        view = await job_view(desk.store, job, now=now)
+    """Return the schedule of a job, and the moment up to which all is done."""
+    async with open_inspector(url) as inspector:
+        view = await job_view(inspector.store, job, now=now)
     if not view.schedule_text:
         raise UsageError(
             f"{job!r} has no schedule in this store: it runs when somebody starts it. Give a "
@@ -157,7 +155,7 @@ def _change(schedule: Schedule, before: datetime, after: datetime) -> str:
     way = "forward" if new > old else "back"
     at = after.replace(microsecond=0)
     return (
-        f"careful: the clocks in {schedule.tz.key} go {way} by {by} at {at:%Y-%m-%d %H:%M} UTC. A "
+        f"warning: the clocks in {schedule.tz.key} go {way} by {by} at {at:%Y-%m-%d %H:%M} UTC. A "
         "fixed time that they leave out runs right after, one that comes twice runs once"
     )
 
@@ -184,11 +182,14 @@ jobs_app = typer.Typer(
 def ls(*, watch: Watch = None, store: StoreUrl = None, form: Form = Output.TABLE) -> None:
     """List all jobs: their state, who has them, how the last run ended, what is next or late."""
 
-    async def look(desk: Inspector) -> Page:
-        rows = [job_row(each) for each in await job_views(desk.store, now=desk.clock.utc_now())]
+    async def read_page(inspector: Inspector) -> Page:
+        rows = [
+            job_row(each)
+            for each in await job_views(inspector.store, now=inspector.clock.utc_now())
+        ]
         return Page(data=rows, blocks=[fitting_table(rows, job_layouts(rows))])
 
-    show(look, store=store, form=form, watch=watch, maker=JOBS_MAKE)
+    show(read_page, store=store, form=form, watch=watch, maker=JOBS_MAKE)
 
 
 @jobs_app.command("show", cls=Watching, epilog="leasehold jobs show nightly")
@@ -197,13 +198,13 @@ def show_job(
 ) -> None:
     """Show all that is known of one job; what is not known is left out, but not in JSON."""
 
-    async def look(desk: Inspector) -> Page:
-        view = await job_view(desk.store, job, now=desk.clock.utc_now())
+    async def read_page(inspector: Inspector) -> Page:
+        view = await job_view(inspector.store, job, now=inspector.clock.utc_now())
         record = job_row(view) | _details(view)
         known = {name: value for name, value in record.items() if value not in (None, "")}
         return Page(data=record, blocks=[record_table(known, _RECORD)])
 
-    show(look, store=store, form=form, watch=watch, maker=JOBS_MAKE)
+    show(read_page, store=store, form=form, watch=watch, maker=JOBS_MAKE)
 
 
 @jobs_app.command("history", cls=Watching, epilog="leasehold jobs history nightly --runs")
@@ -232,54 +233,54 @@ def history(
     out without --all.
     """
 
-    async def look(desk: Inspector) -> Page:
-        log = [each for each in await job_log(desk.store, job) if everything or each.ran]
-        most = len(log) if everything else limit
+    async def read_page(inspector: Inspector) -> Page:
+        log = [each for each in await job_log(inspector.store, job) if everything or each.ran]
+        max_lines = len(log) if everything else limit
         if runs:
-            rows = [run_row(each) for each in log[:most]]
+            rows = [run_row(each) for each in log[:max_lines]]
             return Page(data=rows, blocks=[fitting_table(rows, _RUN_LAYOUTS)])
-        rows = [_reserver_row(each) for each in recent_holders(log, max_holders=most)]
+        rows = [_reserver_row(each) for each in recent_holders(log, max_holders=max_lines)]
         return Page(data=rows, blocks=[fitting_table(rows, _RESERVER_LAYOUTS)])
 
-    show(look, store=store, form=form, watch=watch, maker=JOBS_MAKE)
+    show(read_page, store=store, form=form, watch=watch, maker=JOBS_MAKE)
 
 
-@jobs_app.command("check-token", epilog="leasehold jobs check-token nightly 7 && rsync …")
-def check_token(
+@jobs_app.command("check-epoch", epilog="leasehold jobs check-epoch nightly 7 && rsync …")
+def check_epoch(
     job: JobName,
-    token: Annotated[
-        int, typer.Argument(metavar="TOKEN", help="The epoch: LEASEHOLD_TOKEN of a command.", min=1)
+    epoch: Annotated[
+        int, typer.Argument(metavar="EPOCH", help="LEASEHOLD_EPOCH of a command.", min=1)
     ],
     *,
     store: StoreUrl = None,
     form: Form = Output.TABLE,
 ) -> None:
-    """Exit with 0 if a token is that of the current holder, else with 4.
+    """Exit with 0 if an epoch is that of the current holder, else with 4.
 
-    It may be over a moment later: what you write to should compare tokens by itself.
+    It may be over a moment later: what you write to should compare epochs by itself.
     """
 
     async def run() -> None:
-        async with open_inspector(store_url(store, maker=JOBS_MAKE)) as desk:
-            view = await job_view(desk.store, job, now=desk.clock.utc_now())
-        current = view.held and view.resource.epoch == token
+        async with open_inspector(store_url(store, maker=JOBS_MAKE)) as inspector:
+            view = await job_view(inspector.store, job, now=inspector.clock.utc_now())
+        current = view.held and view.resource.epoch == epoch
         row = {
             "job": view.name,
-            "token": token,
+            "epoch": epoch,
             "current": current,
-            "epoch": view.resource.epoch,
+            "current_epoch": view.resource.epoch,
             "holder": view.resource.holder if view.held else None,
-            "time_left_s": view.peer.remaining_s if view.held and view.peer else None,
+            "time_left_s": view.member.remaining_s if view.held and view.member else None,
         }
         if current or form is not Output.TABLE:
             print_record(row, form)
         if not current:
             raise LeaseLost(
-                f"token {token} of {job!r} is not current: {now_there(view)}; stop what was "
+                f"epoch {epoch} of {job!r} is not current: {describe_owner(view)}; stop what was "
                 "started with it",
                 key=view.resource.key,
-                epoch=token,
-                reason="not held",
+                epoch=epoch,
+                reason="not_held",
                 now_held_by=view.resource.holder,
             )
 
@@ -287,46 +288,50 @@ def check_token(
 
 
 jobs_app.command("next", epilog=NEXT_EXAMPLES)(next_runs)
-jobs_app.command("pause", epilog='leasehold jobs pause nightly --for 2h --why "disk full"')(pause)
+jobs_app.command("pause", epilog='leasehold jobs pause nightly --for 2h --reason "disk full"')(
+    pause
+)
 jobs_app.command("resume", epilog="leasehold jobs resume nightly")(resume)
-jobs_app.command("run", epilog='leasehold jobs run nightly --why "after the repair"')(run_now)
+jobs_app.command("trigger", epilog='leasehold jobs trigger nightly --reason "after the repair"')(
+    trigger
+)
 jobs_app.command("break", epilog="leasehold jobs break nightly --epoch 7 --execute")(break_job)
-jobs_app.command("handover", epilog="leasehold jobs handover nightly --execute")(handover)
+jobs_app.command("move", epilog="leasehold jobs move nightly --execute")(move)
 
 
 # --------------------------------------------------------------------------- rows
 
 
 def job_row(view: JobView) -> dict[str, object]:
-    """A job in one row."""
-    current, last, peer = view.current, view.last, view.peer if view.held else None
+    """Return a job as one row."""
+    current, last, member = view.current, view.last, view.member if view.held else None
     note = current.note if current else None
     return {
         "job": view.name,
         "state": view.state.value,
         "holder": view.resource.holder if view.held else view.resource.handed_to,
-        "host": (peer.info.host if peer else note.host if note else "") or None,
-        "pid": (peer.info.pid if peer else note.pid if note else 0) or None,
+        "host": (member.info.host if member else note.host if note else "") or None,
+        "pid": (member.info.pid if member else note.pid if note else 0) or None,
         "epoch": view.resource.epoch,
         "since": shown_at(current.started_at) if current else None,
         "occurrence": shown_at(note.occurrence) if note else None,
         "attempt": note.attempt if note else None,
-        "words": (note.words if note else "") or None,
+        "message": (note.words if note else "") or None,
         "last_outcome": last.outcome.value if last and last.outcome else None,
         "last_ended_at": shown_at(last.ended_at) if last else None,
         "next_at": shown_at(view.next_at),
         "late_s": view.late_s,
         "paused": view.paused is not None,
-        "wanted": view.wanted is not None,
+        "run_requested": view.run_requested is not None,
     }
 
 
 def _details(view: JobView) -> dict[str, object]:
-    last, resource, peer = view.last, view.resource, view.peer if view.held else None
-    paused, wanted, ran = view.paused, view.wanted, view.ran
+    last, resource, member = view.last, view.resource, view.member if view.held else None
+    paused, requested, ran = view.paused, view.run_requested, view.ran
     return {
-        "time_left_s": peer.remaining_s if peer else None,
-        "lease_s": view.lease_s if peer else None,
+        "time_left_s": member.remaining_s if member else None,
+        "lease_s": view.lease_s if member else None,
         "breaking_s": resource.breaking_s,
         "asked_by": resource.asked_by,
         "schedule": view.schedule_text or None,
@@ -338,17 +343,17 @@ def _details(view: JobView) -> dict[str, object]:
         "last_occurrence": shown_at(last.note.occurrence) if last else None,
         "last_lasted_s": _lasted_s(last) if last else None,
         "last_exit_code": last.note.exit_code if last else None,
-        "last_words": (last.note.words or None) if last else None,
+        "last_message": (last.note.words or None) if last else None,
         "paused_by": paused.by if paused else None,
-        "paused_why": paused.why if paused else None,
+        "paused_reason": paused.why if paused else None,
         "paused_until": shown_at(paused.until) if paused else None,
-        "wanted_by": wanted.by if wanted else None,
-        "wanted_why": wanted.why if wanted else None,
+        "run_requested_by": requested.by if requested else None,
+        "run_requested_reason": requested.why if requested else None,
     }
 
 
 def run_row(entry: RunLogEntry) -> dict[str, object]:
-    """One run in one row."""
+    """Return a run as one row."""
     note = entry.note
     return {
         "epoch": entry.epoch,
@@ -362,7 +367,7 @@ def run_row(entry: RunLogEntry) -> dict[str, object]:
         "lasted_s": _lasted_s(entry),
         "outcome": entry.outcome.value if entry.outcome else None,
         "exit_code": note.exit_code,
-        "words": note.words or None,
+        "message": note.words or None,
         "when": shown_at(note.occurrence or entry.started_at),
     }
 
@@ -399,10 +404,10 @@ def _counts(entries: Sequence[RunLogEntry]) -> dict[str, int]:
 
 # ------------------------------------------------------------------------ columns
 
-_NAME = Column(name="job", fold=True, least=10)
+_NAME = Column(name="job", fold=True, min_width=10)
 _STATE = Column(name="state")
-_HOLDER = Column(name="holder", fold=True, least=12)
-_HOST = Column(name="host", fold=True, least=8)
+_HOLDER = Column(name="holder", fold=True, min_width=12)
+_HOST = Column(name="host", fold=True, min_width=8)
 _SINCE = Column(name="since", shown=time_cell)
 _LAST = Column(name="last_outcome", title="last")
 _LATE = Column(name="late_s", title="late", justify="right", shown=seconds_cell)
@@ -414,14 +419,14 @@ _SPARED_FIRST = (_HOST, _OCCURRENCE, _SINCE)
 
 
 def job_layouts(rows: Sequence[Mapping[str, object]]) -> list[list[Column]]:
-    """How jobs may be shown, the widest first; columns that say nothing go before all others."""
-    told = [
+    """Return the layouts for jobs, the widest first; empty columns are dropped first."""
+    filled = [
         each
         for each in _JOB_COLUMNS
         if each in _SPARED_LAST or any(row[each.name] is not None for row in rows)
     ]
     fewer = [
-        [each for each in told if each not in _SPARED_FIRST[:count]]
+        [each for each in filled if each not in _SPARED_FIRST[:count]]
         for count in range(len(_SPARED_FIRST) + 1)
     ]
     return [list(_JOB_COLUMNS), *fewer]
@@ -444,19 +449,19 @@ _RECORD = (
     Column(name="time_left_s", title="left", shown=seconds_cell),
     Column(name="breaking_s", title="ends within", shown=seconds_cell),
     Column(name="paused", shown=yes_no_cell),
-    Column(name="wanted", shown=yes_no_cell),
+    Column(name="run_requested", title="run requested", shown=yes_no_cell),
 )
 _EPOCH = Column(name="epoch", justify="right")
 _LASTED = Column(name="lasted_s", title="lasted", justify="right", shown=seconds_cell)
 _OUTCOME = Column(name="outcome", none="running")
 _EXIT = Column(name="exit_code", title="exit", justify="right")
-_WORDS = Column(name="words", fold=True, least=12)
+_MESSAGE = Column(name="message", fold=True, min_width=12)
 _BEGAN = Column(name="started_at", title="started", shown=time_cell)
 _ENDED = Column(name="ended_at", title="ended", shown=time_cell)
 _WHEN = Column(name="when", title="run of", shown=time_cell)
 _RUN_LAYOUTS = (
-    (_EPOCH, _HOLDER, _OCCURRENCE, _BEGAN, _LASTED, _OUTCOME, _EXIT, _WORDS),
-    (_EPOCH, _WHEN, _LASTED, _OUTCOME, _EXIT, _WORDS),
+    (_EPOCH, _HOLDER, _OCCURRENCE, _BEGAN, _LASTED, _OUTCOME, _EXIT, _MESSAGE),
+    (_EPOCH, _WHEN, _LASTED, _OUTCOME, _EXIT, _MESSAGE),
 )
 _RUNS = (Column(name="runs", justify="right"), Column(name="epochs", justify="right"))
 _RESERVER_LAYOUTS = (

@@ -1,6 +1,6 @@
-"""What an operator can do about a job: pause, resume, run now, break, hand over.
+"""What an operator can do about a job: pause, resume, trigger, break, move.
 
-Orders are kept in the store: who gave them, when and why. They hold for all nodes.
+Requests are kept in the store, with their author, time and reason. They hold for all nodes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from leasehold.cli.watch import NoWait, Page, Timeout, print_page, wait_until_do
 from leasehold.clock import host_name
 from leasehold.errors import LeaseholdError, LeaseLost, UnknownResource, UsageError
 from leasehold.insight import Inspector, open_inspector
-from leasehold.insight.groups import some_of
+from leasehold.insight.groups import sample_of
 from leasehold.insight.jobs import JobView, job_log, job_view
 from leasehold.jobs import operator_requests
 from leasehold.jobs.wish import GROUP
@@ -44,14 +44,14 @@ from leasehold.model import MemberRecord
 from leasehold.names import holder_id
 
 JobName = Annotated[str, typer.Argument(metavar="JOB", help="The name of the job.")]
-Why = Annotated[str, typer.Option(help="The reason, for those who look later.", metavar="TEXT")]
-_HAIR_S = 0.01  # two numbers of the store were added up
+Reason = Annotated[str, typer.Option(help="The reason, for those who look later.", metavar="TEXT")]
+_ROUNDING_S = 0.01  # two numbers of the store were added up
 
 
 def pause(
     job: JobName,
     *,
-    why: Why = "",
+    reason: Reason = "",
     until: Annotated[
         str | None,
         typer.Option(help="End it by itself: 2026-03-01T06:00+01:00.", metavar="ISO-TIME"),
@@ -66,17 +66,17 @@ def pause(
         raise UsageError("give --until or --for, and not both")
 
     async def run() -> None:
-        async with open_inspector(store_url(store, maker=JOBS_MAKE)) as desk:
-            end = None if until is None else _moment(until)
+        async with open_inspector(store_url(store, maker=JOBS_MAKE)) as inspector:
+            end = None if until is None else _parse_time(until)
             if for_ is not None:
-                end = desk.clock.utc_now() + duration(for_, option="--for", least="1s")
-            if end is not None and end <= desk.clock.utc_now():
+                end = inspector.clock.utc_now() + duration(for_, option="--for", at_least="1s")
+            if end is not None and end <= inspector.clock.utc_now():
                 raise UsageError(f"--until {until} has passed: give a time that is still to come")
-            await _known(desk, job)
+            await _known(inspector, job)
             await operator_requests.pause(
-                desk.store, job, by=_me(), why=why, until=end, clock=desk.clock
+                inspector.store, job, by=_me(), why=reason, until=end, clock=inspector.clock
             )
-            now = await _known(desk, job)
+            now = await _known(inspector, job)
             lasts = (
                 "until `leasehold jobs resume`"
                 if end is None
@@ -84,7 +84,7 @@ def pause(
             )
             err.print(f"paused {job!r} {lasts}")
             if now.held:
-                err.print(f"it runs at this moment, and goes on: {now_there(now)}")
+                err.print(f"it runs at this moment, and goes on: {describe_owner(now)}")
 
     anyio.run(run)
 
@@ -93,35 +93,36 @@ def resume(job: JobName, *, store: StoreUrl = None) -> None:
     """End the pause of a job."""
 
     async def run() -> None:
-        async with open_inspector(store_url(store, maker=JOBS_MAKE)) as desk:
-            await _known(desk, job)
-            ended = await operator_requests.resume(desk.store, job, clock=desk.clock)
+        async with open_inspector(store_url(store, maker=JOBS_MAKE)) as inspector:
+            await _known(inspector, job)
+            ended = await operator_requests.resume(inspector.store, job, clock=inspector.clock)
             err.print(f"resumed {job!r}" if ended else f"{job!r} was not paused")
 
     anyio.run(run)
 
 
-def run_now(job: JobName, *, why: Why = "", store: StoreUrl = None) -> None:
+def trigger(job: JobName, *, reason: Reason = "", store: StoreUrl = None) -> None:
     """Have a job run once as soon as one of its nodes can, schedule or pause or not.
 
     It runs under the same reservation as always: never beside another run.
     """
 
     async def run() -> None:
-        async with open_inspector(store_url(store, maker=JOBS_MAKE)) as desk:
-            view = await _known(desk, job)
-            if view.wanted is not None:
-                err.print(f"{view.wanted.by or 'somebody'} wants it already, and nobody has begun")
+        async with open_inspector(store_url(store, maker=JOBS_MAKE)) as inspector:
+            view = await _known(inspector, job)
+            if view.run_requested is not None:
+                by = view.run_requested.by or "somebody"
+                err.print(f"{by} wants it already, and nobody has begun")
                 return
             await operator_requests.request_run(
-                desk.store, job, by=_me(), why=why, clock=desk.clock
+                inspector.store, job, by=_me(), why=reason, clock=inspector.clock
             )
             err.print(
                 "asked: the next worker, or `leasehold run --standby` with a schedule, that has "
                 f"{job!r} and is free runs it once; nobody else hears it"
             )
             if view.held:
-                err.print(f"it runs at this moment: {now_there(view)}; then once more")
+                err.print(f"it runs at this moment: {describe_owner(view)}; then once more")
 
     anyio.run(run)
 
@@ -153,15 +154,13 @@ def break_job(
     anyio.run(partial(_break, url, job, epoch, given, execute=execute, form=form))
 
 
-def handover(
+def move(
     job: JobName,
+    *,
     to: Annotated[
         str | None,
-        typer.Argument(
-            metavar="[HOLDER]", help="Who is to have it. \\[default: one that stands by]"
-        ),
+        typer.Option(metavar="HOLDER", help="Who is to have it. \\[default: one that stands by]"),
     ] = None,
-    *,
     execute: Execute = False,
     no_wait: NoWait = False,
     timeout: Timeout = "1m",
@@ -170,7 +169,7 @@ def handover(
 ) -> None:
     """Ask the holder of a job to stop in good order and hand it over; wait until it has.
 
-    Without HOLDER it goes to one that has had it before, that bears its name, or that bears the
+    Without --to it goes to one that has had it before, that bears its name, or that bears the
     same name as its holder, as workers do.
     """
     limit_s = None if no_wait else duration(timeout, option="--timeout").total_seconds()
@@ -178,14 +177,14 @@ def handover(
     anyio.run(partial(_hand_over, url, job, to, limit_s=limit_s, execute=execute, form=form))
 
 
-# --------------------------------------------------------------------------- words
+# ------------------------------------------------------------------------ messages
 
 
-def now_there(view: JobView) -> str:
-    """In words: what a job is now."""
+def describe_owner(view: JobView) -> str:
+    """Describe who has a job now."""
     resource = view.resource
     if view.held:
-        left = "" if view.peer is None else f", {shown_seconds(view.peer.remaining_s)} left"
+        left = "" if view.member is None else f", {shown_seconds(view.member.remaining_s)} left"
         return f"{resource.holder} has it in epoch {resource.epoch}{left}"
     if resource.handed_to is not None:
         return f"it is kept for {resource.handed_to} (epoch {resource.epoch} was handed over)"
@@ -193,7 +192,7 @@ def now_there(view: JobView) -> str:
 
 
 def shown_at(moment: datetime | None) -> str | None:
-    """A moment in values that JSON knows, in UTC."""
+    """Return a time as ISO 8601 text in UTC."""
     return None if moment is None else moment.astimezone(UTC).isoformat()
 
 
@@ -203,8 +202,8 @@ def shown_at(moment: datetime | None) -> str | None:
 async def _break(
     url: str, job: str, epoch: int, given: timedelta | None, *, execute: bool, form: Output
 ) -> None:
-    async with open_inspector(url) as desk:
-        view = await _known(desk, job)
+    async with open_inspector(url) as inspector:
+        view = await _known(inspector, job)
         _check_epoch(view, epoch)
         wait_s = view.lease_s if given is None else given.total_seconds()
         if wait_s is None:
@@ -212,40 +211,36 @@ async def _break(
                 f"how long the lease of {view.resource.holder} is can not be told: say --after TIME"
             )
         _print(view, form)
-        if view.lease_s is None or wait_s < view.lease_s - _HAIR_S:
+        if view.lease_s is None or wait_s < view.lease_s - _ROUNDING_S:
             long = "" if view.lease_s is None else f" of {shown_seconds(view.lease_s)}"
             err.print(
-                f"careful: {shown_seconds(wait_s)} is less than its lease{long}: "
+                f"warning: {shown_seconds(wait_s)} is less than its lease{long}: "
                 f"{view.resource.holder} may still be at work when the next run begins. What it "
-                f"writes with token {epoch} is refused only where tokens are compared"
+                f"writes with epoch {epoch} is refused only where epochs are compared"
             )
         if not execute:
-            max_s = min(wait_s, view.peer.remaining_s) if view.peer else wait_s
+            max_s = min(wait_s, view.member.remaining_s) if view.member else wait_s
             when = f"within {shown_seconds(max_s)}" if wait_s else "at once"
             err.print(f"nothing was done; with --execute: epoch {epoch} ends {when}")
             return
-        done = await desk.store.break_(
+        done = await inspector.store.break_(
             view.resource.key, epoch=epoch, after=timedelta(seconds=wait_s)
         )
         if done is None:
-            now = await _known(desk, job)
-            raise LeaseLost(f"epoch {epoch} of {job!r} is not held any more: {now_there(now)}")
+            now = await _known(inspector, job)
+            raise LeaseLost(f"epoch {epoch} of {job!r} is not held any more: {describe_owner(now)}")
         ends = f"ends within {shown_seconds(done.breaking_s)}" if done.breaking_s else "has ended"
         err.print(f"done: epoch {epoch} {ends}")
 
 
 def _check_epoch(view: JobView, epoch: int) -> None:
-    """Refuse to break another reservation than the one that is meant.
-
-    Raises:
-        LeaseLost: with what is there now.
-    """
+    """Refuse to break another reservation than the one that is meant."""
     if not view.held or view.resource.epoch != epoch:
         raise LeaseLost(
-            f"epoch {epoch} of {view.name!r} is not held: {now_there(view)}",
+            f"epoch {epoch} of {view.name!r} is not held: {describe_owner(view)}",
             key=view.resource.key,
             epoch=epoch,
-            reason="not held",
+            reason="not_held",
             now_held_by=view.resource.holder,
         )
 
@@ -253,13 +248,13 @@ def _check_epoch(view: JobView, epoch: int) -> None:
 async def _hand_over(
     url: str, job: str, to: str | None, *, limit_s: float | None, execute: bool, form: Output
 ) -> None:
-    async with open_inspector(url) as desk:
-        view = await _known(desk, job)
+    async with open_inspector(url) as inspector:
+        view = await _known(inspector, job)
         if not view.held:
             raise LeaseLost(
-                f"nobody can hand {job!r} over: {now_there(view)}; whoever stands by takes it"
+                f"nobody can hand {job!r} over: {describe_owner(view)}; whoever stands by takes it"
             )
-        receiver = await _receiver(desk, view, to)
+        receiver = await _receiver(inspector, view, to)
         if receiver == view.resource.holder:
             err.print(f"{receiver} has {job!r} already")
             return
@@ -268,21 +263,17 @@ async def _hand_over(
             err.print(f"nothing was done; with --execute it is handed over to {receiver}")
             return
         epoch = view.resource.epoch
-        if not await desk.store.request_hand_over(view.resource.key, epoch=epoch, to=receiver):
-            now = await _known(desk, job)
-            raise LeaseLost(f"{job!r} can not be handed over to {receiver}: {now_there(now)}")
+        if not await inspector.store.request_hand_over(view.resource.key, epoch=epoch, to=receiver):
+            now = await _known(inspector, job)
+            raise LeaseLost(f"{job!r} can not be handed over to {receiver}: {describe_owner(now)}")
         err.print(f"asked: {view.resource.holder} hears of it with its next renewal")
         if limit_s is not None:
-            await _moved(desk, view, receiver, limit_s)
+            await _moved(inspector, view, receiver, limit_s)
 
 
-async def _receiver(desk: Inspector, view: JobView, to: str | None) -> str:
-    """Who is to have it.
-
-    Raises:
-        UnknownResource: there is no such holder, or nobody that could be chosen.
-    """
-    members = await desk.store.members(GROUP)
+async def _receiver(inspector: Inspector, view: JobView, to: str | None) -> str:
+    """Return the holder that is to have the job."""
+    members = await inspector.store.members(GROUP)
     holder = view.resource.holder
     standing_by = [
         each
@@ -290,56 +281,51 @@ async def _receiver(desk: Inspector, view: JobView, to: str | None) -> str:
         if each.alive and each.holder != holder and not (each.leave_requested or each.info.draining)
     ]
     there = [each.holder for each in standing_by]
-    others = f"those there are: {some_of(there)}" if there else "no other worker is running"
+    others = f"those there are: {sample_of(there)}" if there else "no other worker is running"
     if to is not None:
         if to != holder and to not in there:
             raise UnknownResource(f"{to!r} does not stand by: {others}")
         return to
-    before = [each.holder for each in await job_log(desk.store, view.name)]
+    before = [each.holder for each in await job_log(inspector.store, view.name)]
     chosen = _likely(standing_by, before, view)
     if chosen is None:
-        name_it = "; name the one that is to have it" if there else ""
+        name_it = "; name the one that is to have it with --to" if there else ""
         raise UnknownResource(f"nobody is known to stand by for {view.name!r}: {others}{name_it}")
     return chosen
 
 
 def _likely(members: Sequence[MemberRecord], before: Sequence[str], view: JobView) -> str | None:
-    """One that has had the job before, whose id says that it waits for it, or a fellow worker."""
+    """Choose a former holder, one whose id has the job's name, or a worker of the same name."""
     name = holder_id(view.name, host="x", suffix="").removesuffix("-x-")
     there = [each.holder for each in members]
     waiting = [each for each in there if each.startswith(f"{name}-")]
-    program = _program(view.peer) if view.peer else ""
+    program = _program(view.member) if view.member else ""
     fellows = [each.holder for each in members if program and _program(each) == program]
     return next((each for each in (*before, *waiting, *fellows) if each in there), None)
 
 
-def _program(peer: MemberRecord) -> str:
-    """The name that a holder's id begins with; empty if the id was made in another way."""
-    host = holder_id("x", host=peer.info.host, suffix="").removeprefix("x")
-    return peer.holder.rpartition(host)[0]
+def _program(member: MemberRecord) -> str:
+    """Return the name that a holder's id begins with; empty if the id has another form."""
+    host = holder_id("x", host=member.info.host, suffix="").removeprefix("x")
+    return member.holder.rpartition(host)[0]
 
 
-async def _moved(desk: Inspector, view: JobView, to: str, limit_s: float) -> None:
-    """Wait until a job has moved.
-
-    Raises:
-        LeaseLost: somebody else has it.
-        LeaseholdError: it has not moved within this time.
-    """
+async def _moved(inspector: Inspector, view: JobView, to: str, limit_s: float) -> None:
+    """Wait until a job has moved."""
 
     async def step() -> str | None:
-        now = await _known(desk, view.name)
+        now = await _known(inspector, view.name)
         if now.held and now.resource.holder == to:
             return None
         if now.resource.handed_to == to:
             return f"handed over; {to} has yet to take it"
         if now.resource.handed_to is not None or now.resource.epoch != view.resource.epoch:
-            raise LeaseLost(f"{view.name!r} went another way: {now_there(now)}")
+            raise LeaseLost(f"{view.name!r} went another way: {describe_owner(now)}")
         if not now.held:
             return f"{view.resource.holder} has let go; {to} has yet to take it"
         return f"{view.resource.holder} has yet to hand it over"
 
-    if not await wait_until_done(desk, step, limit_s=limit_s):
+    if not await wait_until_done(inspector, step, limit_s=limit_s):
         raise LeaseholdError(
             f"{view.name!r} has not moved within {shown_seconds(limit_s)}; the question stands, "
             "see `leasehold jobs show`"
@@ -347,8 +333,8 @@ async def _moved(desk: Inspector, view: JobView, to: str, limit_s: float) -> Non
     err.print(f"{to} has {view.name!r}")
 
 
-async def _known(desk: Inspector, job: str) -> JobView:
-    return await job_view(desk.store, job, now=desk.clock.utc_now())
+async def _known(inspector: Inspector, job: str) -> JobView:
+    return await job_view(inspector.store, job, now=inspector.clock.utc_now())
 
 
 def _print(view: JobView, form: Output) -> None:
@@ -357,13 +343,13 @@ def _print(view: JobView, form: Output) -> None:
         "holder": view.resource.holder,
         "epoch": view.resource.epoch,
         "since": shown_at(view.current.started_at) if view.current else None,
-        "time_left_s": view.peer.remaining_s if view.peer else None,
+        "time_left_s": view.member.remaining_s if view.member else None,
     }
     print_page(Page(data=row, blocks=[fitting_table([row], (_COLUMNS,))]), form)
 
 
 _COLUMNS = (
-    Column(name="job", fold=True, least=10),
+    Column(name="job", fold=True, min_width=10),
     Column(name="holder", fold=True),
     Column(name="epoch", justify="right"),
     Column(name="since", shown=time_cell),
@@ -371,7 +357,7 @@ _COLUMNS = (
 )
 
 
-def _moment(text: str) -> datetime:
+def _parse_time(text: str) -> datetime:
     try:
         found = datetime.fromisoformat(text)
     except ValueError:

@@ -1,6 +1,6 @@
-"""``leasehold log``: make streams, look at them, check, trim and delete them.
+"""``leasehold log``: create, show, verify, trim and remove streams.
 
-``trim`` and ``delete`` say what they would remove, and remove it only when they are told to.
+``trim`` and ``rm`` only print what they would remove, unless ``--execute`` is given.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from leasehold.cli.common import (
     store_url,
     time_cell,
 )
-from leasehold.cli.error_messages import of_a_stream, print_faults, summary
 from leasehold.cli.log_events import Stream, append, cat, opened, tail
 from leasehold.cli.tables import (
     byte_progress,
@@ -41,6 +40,7 @@ from leasehold.cli.tables import (
     print_rows,
     print_table,
 )
+from leasehold.cli.verify_faults import print_faults, stream_fault, summary
 from leasehold.clock import SystemClock
 from leasehold.errors import DataDamaged, VolumeUnusable
 from leasehold.files.volumes import DEFAULT_REPLICATION
@@ -76,11 +76,11 @@ def create(
     segment_size: Annotated[
         str, typer.Option(help="When a new segment begins.", metavar="SIZE")
     ] = "64MiB",
-    keep: Annotated[
+    retention: Annotated[
         str | None,
         typer.Option(help="How long events are kept: 7d. \\[default: for ever]", metavar="TIME"),
     ] = None,
-    keep_size: Annotated[
+    retention_size: Annotated[
         str | None,
         typer.Option(
             help="How much of a partition is kept: 10GB. \\[default: everything]", metavar="SIZE"
@@ -101,19 +101,19 @@ def create(
     is harmless.
     """
     segment_bytes = size(segment_size, option="--segment-size")
-    retention = duration(keep, option="--keep") if keep else None
-    retention_bytes = size(keep_size, option="--keep-size") if keep_size else 0
+    max_age = duration(retention, option="--retention") if retention else None
+    max_bytes = size(retention_size, option="--retention-size") if retention_size else 0
     with opened(store, make=True, volumes=volume or ()) as log:
         was_there = any(each.name == stream for each in log.streams())
-        made = log.create(
+        created = log.create(
             stream,
             partitions=partitions,
             segment_bytes=segment_bytes,
             replication=replication,
-            retention=retention,
-            retention_bytes=retention_bytes,
+            retention=max_age,
+            retention_bytes=max_bytes,
         )
-    _print_settings(made, form)
+    _print_settings(created, form)
     if was_there:
         err.print(f"the stream {stream!r} is there already")
 
@@ -154,8 +154,8 @@ def ls(*, store: DatabaseUrl = None, form: Form = Output.TABLE) -> None:
         print_rows(rows, form, _STREAM_COLUMNS)
 
 
-@log_app.command("info", epilog="leasehold log info orders")
-def info(stream: Stream, *, store: DatabaseUrl = None, form: Form = Output.TABLE) -> None:
+@log_app.command("show", epilog="leasehold log show orders")
+def show(stream: Stream, *, store: DatabaseUrl = None, form: Form = Output.TABLE) -> None:
     """Show a stream: its settings, what its partitions have, and who writes them."""
     with opened(store) as log:
         found = log.info(stream)
@@ -165,11 +165,13 @@ def info(stream: Stream, *, store: DatabaseUrl = None, form: Form = Output.TABLE
         typer.echo("")
         print_rows(rows, form, _PART_COLUMNS)
     else:
-        print_record({**_settings_row(found), "parts": rows}, form)
+        print_record({**_settings_row(found), "partitions": rows}, form)
 
 
 log_app.command("append", epilog="leasehold log append orders events.jsonl --key customer")(append)
-log_app.command("cat", epilog="leasehold log cat orders --from seq:100 --most 10 -o jsonl")(cat)
+log_app.command("cat", epilog="leasehold log cat orders --start seq:100 --max-events 10 -o jsonl")(
+    cat
+)
 log_app.command("tail", epilog="leasehold log tail orders -o raw")(tail)
 
 
@@ -185,13 +187,13 @@ def verify(stream: Stream, *, store: DatabaseUrl = None, form: Form = Output.TAB
         replicas = found.settings.replication or min(DEFAULT_REPLICATION, len(log.files.volumes))
         # Every replica is read, and then the frames once more.
         with byte_progress("verifying", total * (replicas + 1)) as tick:
-            words = log.verify(stream, progress=tick)
-        faults = [of_a_stream(stream, each) for each in words]
-        told = summary(faults, log.files)
+            found_faults = log.verify(stream, progress=tick)
+        faults = [stream_fault(stream, each) for each in found_faults]
+        result = summary(faults, log.files)
     print_faults(faults, form, partitions=True)
     events = counted(sum(each.events for each in found.parts), "event")
     parts = counted(found.partitions, "partition")
-    err.print(f"{parts}, {events}, {shown_bytes(total)}: {told}")
+    err.print(f"{parts}, {events}, {shown_bytes(total)}: {result}")
     if faults:
         raise typer.Exit(1)
 
@@ -201,16 +203,17 @@ def trim(
     stream: Stream,
     *,
     older_than: Annotated[
-        str | None, typer.Option(help="Instead of the stream's own --keep: 7d.", metavar="TIME")
-    ] = None,
-    keep_size: Annotated[
         str | None,
-        typer.Option(help="Instead of the stream's own --keep-size: 10GB.", metavar="SIZE"),
+        typer.Option(help="Instead of the stream's own --retention: 7d.", metavar="TIME"),
     ] = None,
-    past_checkpoints: Annotated[
+    retention_size: Annotated[
+        str | None,
+        typer.Option(help="Instead of the stream's own --retention-size: 10GB.", metavar="SIZE"),
+    ] = None,
+    ignore_checkpoints: Annotated[
         bool,
         typer.Option(
-            "--past-checkpoints", help="Also what a group has not worked on yet.", metavar=""
+            "--ignore-checkpoints", help="Also what a group has not worked on yet.", metavar=""
         ),
     ] = False,
     execute: Execute = False,
@@ -222,25 +225,27 @@ def trim(
     Without --execute it only says what it would remove, and what holds the rest back.
     """
     age = duration(older_than, option="--older-than") if older_than is not None else None
-    most = size(keep_size, option="--keep-size") if keep_size is not None else None
+    max_bytes = None
+    if retention_size is not None:
+        max_bytes = size(retention_size, option="--retention-size")
     with opened(store) as log:
         found = _info_if_readable(log, stream)
         plan = log.trim(
             stream,
             execute=execute,
-            past_checkpoints=past_checkpoints,
+            past_checkpoints=ignore_checkpoints,
             older_than=age,
-            keep_bytes=most,
+            keep_bytes=max_bytes,
         )
-    limits = _limits(found.settings, age, most)
+    limits = _limits(found.settings, age, max_bytes)
     known = {part.number: part for part in found.parts}
     rows = [_trim_row(part, known.get(part.partition), limits) for part in plan.partitions]
     print_rows(rows, form, _TRIM_COLUMNS)
     _say_removed(plan.segments, plan.events, plan.bytes, execute=execute)
 
 
-@log_app.command("delete", epilog="leasehold log delete orders --execute")
-def delete(
+@log_app.command("rm", epilog="leasehold log rm orders --execute")
+def rm(
     stream: Stream,
     *,
     execute: Execute = False,
@@ -273,12 +278,14 @@ def delete(
 _ALL = f"all, up to {DEFAULT_REPLICATION}"
 _STREAM_COLUMNS = (
     Column(name="stream", fold=True),
-    Column(name="partitions", title="parts", justify="right"),
+    Column(name="partition_count", title="parts", justify="right"),
     Column(name="segment_bytes", title="segment", justify="right", shown=size_cell),
-    Column(name="keep_age_s", title="keep", justify="right", shown=seconds_cell, none="for ever"),
     Column(
-        name="keep_size_bytes",
-        title="keep size",
+        name="retention_s", title="retention", justify="right", shown=seconds_cell, none="for ever"
+    ),
+    Column(
+        name="retention_bytes",
+        title="retention size",
         justify="right",
         shown=size_cell,
         none="everything",
@@ -286,7 +293,7 @@ _STREAM_COLUMNS = (
     Column(name="replication", title="replicas", justify="right", none=_ALL),
     Column(name="created_at", title="created", shown=time_cell),
 )
-# On a narrow terminal without what `log info` tells as well.
+# On a narrow terminal without what `log show` tells as well.
 _STREAM_LAYOUTS = (_STREAM_COLUMNS, _STREAM_COLUMNS[:-1], _STREAM_COLUMNS[:-2])
 _PART_COLUMNS = (
     Column(name="partition", title="part", justify="right"),
@@ -309,17 +316,21 @@ _TRIM_COLUMNS = (
 
 
 def _print_settings(stream: StreamInfo, form: Output) -> None:
-    """One stream: its settings as they were given."""
+    """Print the settings of a stream as they were given."""
     row = _settings_row(stream)
     if form is Output.TABLE:
         shown = {column.name: column for column in _STREAM_COLUMNS}
-        titles = {"keep_age_s": "keep", "keep_size_bytes": "keep size"}
+        titles = {
+            "partition_count": "partitions",
+            "retention_s": "retention",
+            "retention_bytes": "retention size",
+        }
         row = {titles.get(name, name): cell(value, shown[name]) for name, value in row.items()}
     print_record(row, form)
 
 
 def _info_if_readable(log: Log, stream: str) -> StreamInfo:
-    """The stream and its partitions; without these if a volume or a segment is beyond reading."""
+    """Return the stream with its partitions; without them if they cannot be read."""
     try:
         return log.info(stream)
     except (DataDamaged, VolumeUnusable) as error:
@@ -333,14 +344,14 @@ def _say_removed(segments: int, events: int, size_bytes: int, *, execute: bool) 
 
 
 def _groups_with_checkpoints(stream: str, store: str | None) -> dict[str, int]:
-    """How many checkpoints each group has in the stream."""
+    """Return how many checkpoints each group has in the stream."""
     with closing(Catalog.open(store_url(store), clock=SystemClock())) as catalog:
         counts = Counter(group for _, group, _ in catalog.positions(stream))
     return dict(sorted(counts.items()))
 
 
 def _say_checkpoints(stream: str, groups: dict[str, int]) -> None:
-    """A stream that is made anew begins at 0: a group would skip all before its old checkpoint."""
+    """Warn of checkpoints that stay: in a recreated stream they would skip events."""
     if not groups:
         return
     err.print(
@@ -352,11 +363,13 @@ def _say_checkpoints(stream: str, groups: dict[str, int]) -> None:
         err.print(f"{group} ({counted(count, 'checkpoint')}): {command}")
 
 
-def _limits(settings: StreamSettings, age: timedelta | None, most: int | None) -> tuple[float, int]:
-    """How old and how big a partition may be: as typed, or the stream's own; 0 is no limit."""
+def _limits(
+    settings: StreamSettings, age: timedelta | None, max_bytes: int | None
+) -> tuple[float, int]:
+    """Return the limits of age and size: as typed, or the stream's own; 0 is no limit."""
     return (
         settings.retain_age_s if age is None else age.total_seconds(),
-        settings.retention_bytes if most is None else most,
+        settings.retention_bytes if max_bytes is None else max_bytes,
     )
 
 
@@ -364,10 +377,10 @@ def _settings_row(stream: StreamInfo) -> dict[str, object]:
     settings = stream.settings
     return {
         "stream": stream.name,
-        "partitions": settings.partitions,
+        "partition_count": settings.partitions,
         "segment_bytes": settings.segment_bytes,
-        "keep_age_s": settings.retain_age_s or None,
-        "keep_size_bytes": settings.retention_bytes or None,
+        "retention_s": settings.retain_age_s or None,
+        "retention_bytes": settings.retention_bytes or None,
         "replication": settings.replication or None,
         "created_at": stream.created_at,
     }
@@ -392,10 +405,10 @@ def _trim_row(
 ) -> dict[str, object]:
     held_back = part.held_back
     if not held_back and was is not None and was.segments - len(part.segments) == 1:
-        age_s, most = limits
+        age_s, max_bytes = limits
         last = was.last_enqueued_at
         old = age_s and last and (SystemClock().utc_now() - last).total_seconds() > age_s
-        if old or 0 < most < was.bytes - part.bytes:
+        if old or 0 < max_bytes < was.bytes - part.bytes:
             held_back = "newest segment"
     return {
         "partition": part.partition,

@@ -1,13 +1,8 @@
 """``leasehold log append``, ``cat`` and ``tail``: events into a stream and out of it.
 
-Follow several partitions at once: their batches come as they are stored.
-
-Each partition keeps its order; between partitions there is none. A follower that can not go on
-ends all of them with its error.
-
-What became of the events that were sent: how many, to which partition, under which numbers.
-
-The log as the commands open it, and words that name the partition an error is about.
+``tail`` follows several partitions at the same time: each keeps its order, and an error in one of
+them ends the command. ``append`` counts an event only when it is stored. Errors name the partition
+that they are about.
 """
 
 from __future__ import annotations
@@ -31,9 +26,9 @@ from leasehold.cli.common import (
     DatabaseUrl,
     Form,
     Output,
+    command_hints,
     count_cell,
     counted,
-    said_for_commands,
     store_url,
     until_the_pipe_closes,
 )
@@ -55,23 +50,23 @@ Stream = Annotated[str, typer.Argument(metavar="STREAM", help="The name of the s
 
 @contextmanager
 def opened(store: str | None, *, make: bool = False, volumes: Sequence[Path] = ()) -> Iterator[Log]:
-    """The log, without a monitor: a command that looks at things recovers nothing unasked."""
+    """Open the log without a monitor, which would recover files unasked."""
     url, options = store_url(store, make=make), leasehold.log.LogOptions(run_monitor=False)
     with (
-        said_for_commands(),
+        command_hints(),
         leasehold.log.Log.open(url, volumes=volumes, name="cli", options=options) as log,
     ):
         yield log
 
 
 @contextmanager
-def about(partition: int) -> Iterator[None]:
-    """Name the partition in the errors that depend on it and do not say which it was."""
+def naming_partition(partition: int) -> Iterator[None]:
+    """Name the partition in errors that do not."""
     try:
         yield
     except Trimmed as error:
-        words = f"partition {partition}: {error}. Add --from earliest, or a later place."
-        raise Trimmed(words, earliest=error.earliest) from error
+        message = f"partition {partition}: {error}. Add --start earliest, or a later place."
+        raise Trimmed(message, earliest=error.earliest) from error
     except UsageError as error:
         if "partition" in str(error):
             raise
@@ -81,12 +76,12 @@ def about(partition: int) -> Iterator[None]:
 if TYPE_CHECKING:
     _Found = queue.Queue[EventBatch | LeaseholdError]
 
-_LOOK_EVERY_S = 0.25  # how long a follower that is ahead takes to notice that nobody wants more
+_POLL_INTERVAL_S = 0.25  # how long a follower that is ahead takes to notice that nobody wants more
 
 
 @contextmanager
 def followed(readers: Sequence[PartitionReader]) -> Iterator[Iterator[EventBatch]]:
-    """The batches of all readers, for ever.
+    """Yield the batches of all readers, without end.
 
     At the end of the block the readers are closed and every thread has ended.
     """
@@ -118,7 +113,7 @@ def _batches(found: _Found) -> Iterator[EventBatch]:
 
 def _follow(reader: PartitionReader, found: _Found, stop: threading.Event) -> None:
     try:
-        with about(reader.partition):
+        with naming_partition(reader.partition):
             for batch in reader.batches(follow=True):
                 _put(batch, found, stop)
     except LeaseholdError as error:
@@ -126,10 +121,10 @@ def _follow(reader: PartitionReader, found: _Found, stop: threading.Event) -> No
 
 
 def _put(what: EventBatch | LeaseholdError, found: _Found, stop: threading.Event) -> None:
-    """Wait for room, but not for somebody who has left."""
+    """Wait for room in the queue, until ``stop`` is set."""
     while not stop.is_set():
         try:
-            found.put(what, timeout=_LOOK_EVERY_S)
+            found.put(what, timeout=_POLL_INTERVAL_S)
         except queue.Full:
             continue
         return
@@ -146,37 +141,28 @@ class Sent:
     """Counts receipts. It keeps only the futures that are not done, so it does not grow."""
 
     def __init__(self) -> None:
-        """Nothing yet."""
         self._waiting: deque[Future[tuple[Receipt, ...]]] = deque()
         self._parts: dict[int, _Part] = {}
 
     def add(self, future: Future[tuple[Receipt, ...]]) -> None:
-        """Wait for this one too.
-
-        Raises:
-            LeaseholdError: one of the earlier ones could not be stored.
-        """
+        """Count this one when it is stored; raise if an earlier one failed."""
         self._waiting.append(future)
         while self._waiting and self._waiting[0].done():
             self._count(self._waiting.popleft())
 
     def wait(self) -> None:
-        """Return when all that was sent is stored.
-
-        Raises:
-            LeaseholdError: something could not be stored.
-        """
+        """Return when all that was sent is stored; raise if something was not."""
         while self._waiting:
             self._count(self._waiting.popleft())
 
     def settle(self) -> None:
-        """Count what can still be counted: something has failed already, and that is told."""
+        """Count what was stored, after a failure that is reported already."""
         while self._waiting:
             with suppress(LeaseholdError):
                 self._count(self._waiting.popleft())
 
     def rows(self) -> Iterator[dict[str, object]]:
-        """A row for each partition that got events, in order."""
+        """Yield a row for each partition that got events, in order."""
         for number, part in sorted(self._parts.items()):
             yield {
                 "partition": number,
@@ -202,7 +188,7 @@ Partition = Annotated[
 StartOption = Annotated[
     str,
     typer.Option(
-        "--from",
+        "--start",
         help="earliest, latest, seq:N, offset:N, or a time: 2026-01-31T12:00:00Z.",
         metavar="PLACE",
     ),
@@ -279,17 +265,17 @@ def cat(
     key: Annotated[
         str | None, typer.Option(help="Only events with this key.", metavar="KEY")
     ] = None,
-    most: Annotated[
+    max_events: Annotated[
         int | None, typer.Option(help="Stop after N events in all.", min=1, metavar="N")
     ] = None,
     store: DatabaseUrl = None,
     form: EventFormOption = EventForm.TABLE,
 ) -> None:
     """Print the events there are now, one partition after the other."""
-    begin, left = Start.parse(start), most
+    begin, left = Start.parse(start), max_events
     with opened(store) as log, until_the_pipe_closes():
         for at, number in enumerate(_chosen(log, stream, partition)):
-            with about(number), log.reader(stream, number, start=begin) as reader:
+            with naming_partition(number), log.reader(stream, number, start=begin) as reader:
                 if at == 0:  # not above an error
                     print_head(form)
                 for batch in reader.batches() if key is None else reader.find(key):
@@ -316,7 +302,7 @@ def tail(
         stack.enter_context(until_the_pipe_closes())
         readers = []
         for number in _chosen(log, stream, partition):
-            with about(number):
+            with naming_partition(number):
                 readers.append(stack.enter_context(log.reader(stream, number, start=begin)))
         print_head(form)
         with followed(readers) as batches:
@@ -337,7 +323,7 @@ _SENT_COLUMNS = (
 
 @contextmanager
 def _source(path: Path) -> Iterator[tuple[BinaryIO, int | None]]:
-    """The bytes to read, and how many there are, if that is known."""
+    """Open the input; also return its size in bytes, if that is known."""
     if path == _STDIN:
         yield sys.stdin.buffer, None
         return
@@ -350,7 +336,7 @@ def _source(path: Path) -> Iterator[tuple[BinaryIO, int | None]]:
 
 
 def _chosen(log: Log, stream: str, partition: int | None) -> Sequence[int]:
-    """The partitions that are asked for. One that is not there is refused by its reader."""
+    """Return the partitions to read; the reader refuses one that does not exist."""
     if partition is not None:
         return (partition,)
     known = {each.name: each.partitions for each in log.streams()}

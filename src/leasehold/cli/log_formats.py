@@ -43,7 +43,7 @@ class Fields:
 
 
 def format_of(path: Path | None) -> Format:
-    """What the name of the file says it is; lines if it says nothing."""
+    """Return the format that the suffix of the file means; lines if it means none."""
     return _BY_SUFFIX.get(path.suffix.lower(), Format.LINES) if path else Format.LINES
 
 
@@ -61,13 +61,13 @@ class EventForm(StrEnum):
 
 
 def print_head(form: EventForm) -> None:
-    """The titles, above lines for people."""
+    """Print the titles of the table."""
     if form is EventForm.TABLE:
         _write([_line("part", "sequence", "enqueued", "key", "body")])
 
 
 def print_batch(batch: EventBatch, form: EventForm) -> None:
-    """All events of a batch, in their order. They have left this process when it returns."""
+    """Print all events of a batch in order, and flush."""
     if form is EventForm.RAW:
         _write(event.body for event in batch)
     elif form is EventForm.JSONL:
@@ -82,7 +82,7 @@ def _write(lines: Iterable[bytes]) -> None:
 
 
 def _record(event: Event) -> dict[str, object]:
-    """Everything about an event. A body that is no text is given as ``body_base64``."""
+    """Return all fields of an event; a body that is not text as ``body_base64``."""
     try:
         body = {"body": event.body.decode()}
     except UnicodeDecodeError:
@@ -119,5 +119,5 @@ def _cut(text: str, width: int) -> str:
 
 
 def _printable(text: str) -> str:
-    """Control characters of a stranger do not reach the terminal."""
+    """Escape control characters, so that they do not reach the terminal."""
     return text if text.isprintable() else "".join(c if c.isprintable() else "·" for c in text)

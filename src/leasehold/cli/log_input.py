@@ -29,11 +29,7 @@ _Numbered = tuple[int, bytes | None, Mapping[str, object]]
 def tables(
     source: BinaryIO, form: Format, fields: Fields, *, batch: int, read: Callable[[int], None]
 ) -> Iterator[pa.Table]:
-    """The events of ``source``, at most ``batch`` in a table; ``read`` hears of the bytes.
-
-    Raises:
-        UsageError: a record can not be an event, or the fields do not go with the format.
-    """
+    """The events of ``source``, at most ``batch`` in a table; ``read`` hears of the bytes."""
     if form is Format.LINES:
         if fields.key or fields.body:
             raise UsageError("lines have no fields for --key or --body: add --format jsonl or csv")

@@ -1,4 +1,4 @@
-"""``leasehold members``: who is in a group, and asking one of them to leave in good order."""
+"""``leasehold members``: list the members of a group, and ask one to leave gracefully."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from leasehold.cli.watch import (
 )
 from leasehold.errors import LeaseholdError, UnknownResource
 from leasehold.insight import GroupView, Inspector, MemberView, open_inspector
-from leasehold.insight.groups import some_of
+from leasehold.insight.groups import sample_of
 
 members_app = typer.Typer(
     name="members", help="The processes that are in a group.", no_args_is_help=True
@@ -62,11 +62,13 @@ def ls(
 ) -> None:
     """List the members of a group: where they run, what they own, when they were last heard of."""
 
-    async def look(desk: Inspector) -> Page:
-        rows = [member_row(each) for each in (await desk.group(stream, group, lags=False)).members]
+    async def read_page(inspector: Inspector) -> Page:
+        rows = [
+            member_row(each) for each in (await inspector.group(stream, group, lags=False)).members
+        ]
         return Page(data=rows, blocks=[fitting_table(rows, MEMBER_LAYOUTS)])
 
-    show(look, store=store, form=form, watch=watch)
+    show(read_page, store=store, form=form, watch=watch)
 
 
 @members_app.command("drain", epilog="leasehold members drain host-web1-1f2e3d4c --execute")
@@ -92,8 +94,10 @@ def drain(
 
 
 def member_row(member: MemberView) -> dict[str, object]:
-    """A member in one row, and in a word what it is about."""
-    state = "draining" if member.draining else "dismissed" if member.leave_requested else "active"
+    """Return a member as one row, with its state."""
+    state = "draining" if member.draining else "active"
+    if member.leave_requested and not member.draining:
+        state = "leave_requested"
     return {**row_of(member), "state": state}
 
 
@@ -102,8 +106,8 @@ def _number(value: object) -> str:
 
 
 _HOLDER = Column(name="holder", fold=True)
-_PLACE = (
-    Column(name="host", fold=True, least=8),
+_PROCESS = (
+    Column(name="host", fold=True, min_width=8),
     Column(name="pid", justify="right"),
     Column(name="keys", title="parts", justify="right"),
 )
@@ -116,14 +120,14 @@ _STATE = Column(name="state")
 MEMBER_LAYOUTS = (
     (
         _HOLDER,
-        *_PLACE,
+        *_PROCESS,
         Column(name="weight", justify="right", shown=_number),
-        Column(name="most", justify="right"),
+        Column(name="max_partitions", title="max", justify="right"),
         _LOAD,
         *_LEASE,
         _STATE,
     ),
-    (_HOLDER, *_PLACE, _LOAD, *_LEASE, _STATE),
+    (_HOLDER, *_PROCESS, _LOAD, *_LEASE, _STATE),
 )
 _OWNED_COLUMNS = (
     Column(name="stream", fold=True),
@@ -142,8 +146,8 @@ async def _drain(
     limit_s: float | None,
     form: Output,
 ) -> None:
-    async with open_inspector(url) as desk:
-        view = await _group_of(desk, holder)
+    async with open_inspector(url) as inspector:
+        view = await _group_of(inspector, holder)
         rows = _owned_rows(view, holder)
         print_page(Page(data=rows, blocks=[fitting_table(rows, [_OWNED_COLUMNS])]), form)
         parts = counted(len(rows), "partition")
@@ -157,28 +161,24 @@ async def _drain(
         if not execute:
             err.print(f"nothing was done; with --execute: {then}, and it leaves")
             return
-        if not await desk.store.request_leave(holder):
+        if not await inspector.store.request_leave(holder):
             raise _gone(holder, [view])
         err.print(f"asked: {holder} hears of it with its next renewal")
         if limit_s is not None:
-            await _left(desk, view, holder, limit_s)
+            await _left(inspector, view, holder, limit_s)
 
 
-async def _left(desk: Inspector, view: GroupView, holder: str, limit_s: float) -> None:
-    """Wait until a member has left.
-
-    Raises:
-        LeaseholdError: it has not, in this time.
-    """
+async def _left(inspector: Inspector, view: GroupView, holder: str, limit_s: float) -> None:
+    """Wait until a member has left."""
 
     async def step() -> str | None:
-        now = await desk.group(view.stream, view.group, lags=False)
+        now = await inspector.group(view.stream, view.group, lags=False)
         if all(each.holder != holder for each in now.members):
             return None
         owned = counted(now.member(holder).keys, "partition")
         return f"{holder} still owns {owned}"
 
-    if not await wait_until_done(desk, step, limit_s=limit_s):
+    if not await wait_until_done(inspector, step, limit_s=limit_s):
         raise LeaseholdError(
             f"{holder} has not left within {shown_seconds(limit_s)}: it stays asked. If it does "
             "not answer any more, end its process: its partitions are free when its lease ends"
@@ -186,8 +186,8 @@ async def _left(desk: Inspector, view: GroupView, holder: str, limit_s: float) -
     err.print(f"{holder} has left")
 
 
-async def _group_of(desk: Inspector, holder: str) -> GroupView:
-    groups = await desk.groups()
+async def _group_of(inspector: Inspector, holder: str) -> GroupView:
+    groups = await inspector.groups()
     for view in groups:
         if any(each.holder == holder for each in view.members):
             return view
@@ -196,7 +196,7 @@ async def _group_of(desk: Inspector, holder: str) -> GroupView:
 
 def _gone(holder: str, groups: Sequence[GroupView]) -> UnknownResource:
     known = [each.holder for view in groups for each in view.members if each.holder != holder]
-    there = f"those there are: {some_of(known)}" if known else "there are no members"
+    there = f"those there are: {sample_of(known)}" if known else "there are no members"
     return UnknownResource(f"there is no living member {holder!r}: {there}")
 
 
@@ -210,7 +210,7 @@ def _owned_rows(view: GroupView, holder: str) -> list[dict[str, object]]:
             "lag_events": each.lag_events,
         }
         for each in view.partitions
-        if each.keeper == holder
+        if each.held_by == holder
     ]
 
 

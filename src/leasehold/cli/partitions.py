@@ -52,7 +52,7 @@ from leasehold.model import State, Term
 
 
 class _Partitions(TyperGroup):
-    """Names the command that shows one partition to those who look for another word."""
+    """Suggests ``ls`` for the words that other commands use."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and args[0] in {"show", "list"}:
@@ -82,15 +82,15 @@ def list_partitions(
 ) -> None:
     """Show who holds each partition, in which epoch, for how long, and what is under way."""
 
-    async def look(desk: Inspector) -> Page:
-        view = await desk.group(stream, group, lags=partition is not None)
+    async def read_page(inspector: Inspector) -> Page:
+        view = await inspector.group(stream, group, lags=partition is not None)
         if partition is not None:
             row = row_of(view.partition(partition))
             return Page(data=row, blocks=[record_table(row, _RECORD)])
         rows = [lease_row(each) for each in view.partitions]
         return Page(data=rows, blocks=[fitting_table(rows, _LEASE_LAYOUTS)])
 
-    show(look, store=store, form=form, watch=watch)
+    show(read_page, store=store, form=form, watch=watch)
 
 
 @partitions_app.command(
@@ -110,12 +110,12 @@ def history(
 ) -> None:
     """List who held a partition, newest first, and why each term ended."""
 
-    async def look(desk: Inspector) -> Page:
-        key = (await desk.group(stream, group, lags=False)).partition(partition).key
-        rows = [_term_row(each) for each in await desk.store.history(key, limit=limit)]
+    async def read_page(inspector: Inspector) -> Page:
+        key = (await inspector.group(stream, group, lags=False)).partition(partition).key
+        rows = [_term_row(each) for each in await inspector.store.history(key, limit=limit)]
         return Page(data=rows, blocks=[fitting_table(rows, _TERM_LAYOUTS)])
 
-    show(look, store=store, form=form, watch=watch)
+    show(read_page, store=store, form=form, watch=watch)
 
 
 @partitions_app.command(
@@ -149,8 +149,8 @@ def break_lease(
     given = duration(after, option="--after") if after is not None else None
 
     async def run() -> None:
-        async with open_inspector(store_url(store)) as desk:
-            part = (await desk.group(stream, group, lags=False)).partition(partition)
+        async with open_inspector(store_url(store)) as inspector:
+            part = (await inspector.group(stream, group, lags=False)).partition(partition)
             _check_epoch(part, epoch)
             lease_s = _lease_s(part)
             wait_s = lease_s if given is None else given.total_seconds()
@@ -166,11 +166,13 @@ def break_lease(
                 when = f"within {shown_seconds(max_s)}" if wait_s else "at once"
                 err.print(f"nothing was done; with --execute: epoch {epoch} ends {when}")
                 return
-            done = await desk.store.break_(part.key, epoch=epoch, after=timedelta(seconds=wait_s))
-            now = (await desk.group(stream, group, lags=False)).partition(partition)
+            done = await inspector.store.break_(
+                part.key, epoch=epoch, after=timedelta(seconds=wait_s)
+            )
+            now = (await inspector.group(stream, group, lags=False)).partition(partition)
             if done is None:
                 _check_epoch(now, epoch)
-                raise LeaseLost(f"epoch {epoch} is not held any more: {now_there(now)}")
+                raise LeaseLost(f"epoch {epoch} is not held any more: {describe_owner(now)}")
             left_s = done.breaking_s
             ends = f"ends within {shown_seconds(left_s)}" if left_s else "has ended"
             err.print(f"done: epoch {epoch} {ends}")
@@ -181,9 +183,9 @@ def break_lease(
 # --------------------------------------------------------------------------- parts
 
 
-def now_there(part: PartitionView) -> str:
-    """In words: what a partition is now."""
-    if part.keeper is None:
+def describe_owner(part: PartitionView) -> str:
+    """Describe who has a partition now."""
+    if part.held_by is None:
         return f"now nobody has it, and its last epoch is {part.epoch} ({part.state.value})"
     if part.handed_to is not None:
         return f"now it is kept for {part.handed_to} (epoch {part.epoch} was handed over)"
@@ -192,7 +194,7 @@ def now_there(part: PartitionView) -> str:
 
 
 def lease_row(part: PartitionView) -> dict[str, object]:
-    """The part of a partition that is about its lease, and what is under way with it."""
+    """Return the row of a partition: its lease, and what is in progress."""
     names = (
         "partition",
         "key",
@@ -219,7 +221,7 @@ def _under_way(part: PartitionView) -> str | None:
     return None if part.asked_by is None else f"asked by {part.asked_by}"
 
 
-_HAIR_S = 0.01  # two numbers of the store were added up
+_ROUNDING_S = 0.01  # two numbers of the store were added up
 _PART = Column(name="partition", title="part", justify="right")
 _STATE = Column(name="state")
 _OWNER = Column(name="owner", fold=True)
@@ -236,7 +238,7 @@ _RECORD = (
     Column(name="lag_events", title="lag", shown=count_cell),
     Column(name="lag_s", title="waits", shown=seconds_cell),
     Column(name="missed_events", title="missed", shown=count_cell),
-    Column(name="astray", shown=yes_no_cell),
+    Column(name="beyond_end", shown=yes_no_cell),
 )
 _UNDER_WAY = Column(name="under_way", title="under way", fold=True)
 _LEASE_LAYOUTS = (
@@ -269,23 +271,19 @@ def _term_row(term: Term) -> dict[str, object]:
 
 
 def _check_epoch(part: PartitionView, epoch: int) -> None:
-    """Refuse to break another ownership than the one that is meant.
-
-    Raises:
-        LeaseLost: with what is there now.
-    """
-    if part.epoch != epoch or part.keeper is None or part.handed_to is not None:
+    """Refuse to break another ownership than the one that is meant."""
+    if part.epoch != epoch or part.held_by is None or part.handed_to is not None:
         raise LeaseLost(
-            f"epoch {epoch} of partition {part.partition} is not held: {now_there(part)}",
+            f"epoch {epoch} of partition {part.partition} is not held: {describe_owner(part)}",
             key=part.key,
             epoch=epoch,
-            reason="not held",
+            reason="not_held",
             now_held_by=part.owner,
         )
 
 
 def _lease_s(part: PartitionView) -> float | None:
-    """How long the owner's lease is; ``None`` if nobody can tell."""
+    """Return the length of the owner's lease; ``None`` if it is not known."""
     if part.time_left_s is None or part.renewed_ago_s is None:
         return None
     return part.time_left_s + part.renewed_ago_s
@@ -297,10 +295,10 @@ def _print(part: PartitionView, form: Output) -> None:
 
 
 def _say_risk(part: PartitionView, wait_s: float, lease_s: float | None) -> None:
-    if lease_s is None or wait_s < lease_s - _HAIR_S:
+    if lease_s is None or wait_s < lease_s - _ROUNDING_S:
         long = "" if lease_s is None else f" of {shown_seconds(lease_s)}"
         err.print(
-            f"careful: {shown_seconds(wait_s)} is less than its lease{long}: {part.owner} may "
+            f"warning: {shown_seconds(wait_s)} is less than its lease{long}: {part.owner} may "
             "still be at work when the next owner begins. Its checkpoints would be refused, its "
             "other effects not"
         )
@@ -329,24 +327,24 @@ def move(
     limit_s = duration(timeout, option="--timeout").total_seconds()
 
     async def run() -> None:
-        async with open_inspector(store_url(store)) as desk:
-            view = await desk.group(stream, group)
+        async with open_inspector(store_url(store)) as inspector:
+            view = await inspector.group(stream, group)
             part = view.partition(partition)
-            if not _worth_it(view, part, to):
+            if not _can_move(view, part, to):
                 return
             row = _row(view, part, to)
             print_page(Page(data=row, blocks=[fitting_table([row], _LAYOUTS)]), form)
             if would_be_undone(view, owner=part.owner, to=to):
-                err.print(f"careful: {to} would have more than its even share: {_UNDONE}")
+                err.print(f"warning: {to} would have more than its even share: {_UNDONE}")
             if not execute:
                 err.print("nothing was done; with --execute the owner is asked to hand it over")
                 return
-            if not await desk.store.request_hand_over(part.key, epoch=part.epoch, to=to):
-                now = await desk.group(stream, group, lags=False)
+            if not await inspector.store.request_hand_over(part.key, epoch=part.epoch, to=to):
+                now = await inspector.group(stream, group, lags=False)
                 raise _refused(now.partition(partition), to)
             err.print(f"asked: {part.owner} hears of it with its next renewal")
             if not no_wait:
-                await _moved(desk, view, part, to, limit_s)
+                await _moved(inspector, view, part, to, limit_s)
 
     anyio.run(run)
 
@@ -380,19 +378,14 @@ def _row(view: GroupView, part: PartitionView, to: str) -> dict[str, object]:
     }
 
 
-def _worth_it(view: GroupView, part: PartitionView, to: str) -> bool:
-    """Whether there is something to move.
-
-    Raises:
-        UnknownResource: the receiver is no member.
-        LeaseLost: it is leaving, or nobody owns the partition.
-    """
-    if part.keeper == to:
+def _can_move(view: GroupView, part: PartitionView, to: str) -> bool:
+    """Return whether there is something to move; raise if it cannot be moved."""
+    if part.held_by == to:
         err.print(f"{to} has partition {part.partition} already")
         return False
     if view.member(to).leaving:
         raise LeaseLost(f"{to} is leaving and takes nothing more: choose another member")
-    if part.keeper is None:
+    if part.held_by is None:
         raise LeaseLost(
             f"nobody owns partition {part.partition} now, so nobody can hand it over: the members "
             "take it by themselves within a cycle"
@@ -402,38 +395,33 @@ def _worth_it(view: GroupView, part: PartitionView, to: str) -> bool:
 
 def _refused(part: PartitionView, to: str) -> LeaseLost:
     return LeaseLost(
-        f"partition {part.partition} can not be moved to {to}: {now_there(part)}; look with "
-        "`leasehold groups describe` and ask again"
+        f"partition {part.partition} can not be moved to {to}: {describe_owner(part)}; look with "
+        "`leasehold groups show` and ask again"
     )
 
 
 async def _moved(
-    desk: Inspector, view: GroupView, part: PartitionView, to: str, limit_s: float
+    inspector: Inspector, view: GroupView, part: PartitionView, to: str, limit_s: float
 ) -> None:
-    """Wait until a partition has moved.
-
-    Raises:
-        LeaseLost: somebody else has it.
-        LeaseholdError: it has not moved within this time.
-    """
+    """Wait until a partition has moved."""
 
     async def step() -> str | None:
-        view_now = await desk.group(view.stream, view.group, lags=False)
+        view_now = await inspector.group(view.stream, view.group, lags=False)
         now = view_now.partition(part.partition)
-        if now.keeper == to and now.handed_to is None:
+        if now.held_by == to and now.handed_to is None:
             return None
         if now.handed_to == to:
             return f"handed over; {to} has yet to take it"
-        if now.epoch != part.epoch or now.keeper is None or now.handed_to is not None:
+        if now.epoch != part.epoch or now.held_by is None or now.handed_to is not None:
             why = f": {_UNDONE}" if would_be_undone(view, owner=part.owner, to=to) else ""
             raise LeaseLost(
-                f"partition {part.partition} went another way: {now_there(now)}{why}",
+                f"partition {part.partition} went another way: {describe_owner(now)}{why}",
                 now_held_by=now.owner,
             )
         asked = "has yet to hand it over" if now.asked_by == to else "is asked no more"
         return f"{part.owner} {asked}"
 
-    if not await wait_until_done(desk, step, limit_s=limit_s):
+    if not await wait_until_done(inspector, step, limit_s=limit_s):
         raise LeaseholdError(
             f"partition {part.partition} has not moved within {shown_seconds(limit_s)}; the "
             "question stands, see `leasehold partitions ls`"

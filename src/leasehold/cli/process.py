@@ -1,9 +1,7 @@
 """``leasehold process``: run a handler on the events of a stream, as one host of a group.
 
-What a running processor tells people, line by line on stderr.
-
-A line begins with the time. An error of a handler is shown with its traceback once; what repeats
-itself is only counted in further lines.
+Progress goes to stderr, one line per event, each with the time. The traceback of an error is
+printed once; repetitions are only counted.
 """
 
 from __future__ import annotations
@@ -26,9 +24,9 @@ import leasehold.log
 import leasehold.processor
 from leasehold.cli.common import (
     StoreUrl,
+    command_hints,
     counted,
     duration,
-    said_for_commands,
     shown_seconds,
     store_url,
 )
@@ -67,7 +65,7 @@ if TYPE_CHECKING:
 _MAX_TRACEBACKS = 200
 _ACTIONS = {
     "skip": "skipped",
-    "dead letter": "put to the dead letters",
+    "dead_letter": "put to the dead letters",
     "stop": "the partition stops here; it stays owned",
 }
 
@@ -76,7 +74,7 @@ class ProcessOutput(logging.Handler):
     """A hook for a processor, and a handler for what it logs as a warning."""
 
     def __init__(self, clock: Clock, *, name: str) -> None:
-        """``name`` is that of the processor: it is no id of a member."""
+        """``name`` is the processor's holder name, not the id of a member."""
         super().__init__(logging.WARNING)
         self._clock = clock
         self._name = name
@@ -84,12 +82,12 @@ class ProcessOutput(logging.Handler):
         self._failed: BaseException | None = None
         self._shown: set[str] = set()
 
-    def say(self, words: str) -> None:
-        """One line."""
-        err.print(f"{self._clock.utc_now():%H:%M:%S}Z {words}")
+    def say(self, message: str) -> None:
+        """Print one line with the time."""
+        err.print(f"{self._clock.utc_now():%H:%M:%S}Z {message}")
 
     def hook(self, event: HookEvent) -> None:
-        """Say what happened, if it is worth a line."""
+        """Print what happened, if it is worth a line."""
         if isinstance(event, CycleDone):
             if event.holder not in ("", self._name, self._holder):
                 again = " again" if self._holder else ""
@@ -98,12 +96,12 @@ class ProcessOutput(logging.Handler):
             return
         if isinstance(event, HandlerFailed | PumpRestarted):
             self._failed = event.error
-        words = _words(event)
-        if words:
-            self.say(f"{words[0]} partition {event.partition} (epoch {event.epoch}){words[1]}")
+        parts = _line_parts(event)
+        if parts:
+            self.say(f"{parts[0]} partition {event.partition} (epoch {event.epoch}){parts[1]}")
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Say what was logged; a traceback only if it is a new one."""
+        """Print what was logged; a traceback only if it is new."""
         raised = record.exc_info[1] if record.exc_info else None
         error = raised or getattr(record, "error", None)
         if error is None or error is not self._failed:  # else it was said a moment ago
@@ -119,30 +117,30 @@ class ProcessOutput(logging.Handler):
 
 
 @contextmanager
-def heard(words: ProcessOutput) -> Iterator[None]:
-    """Let all that Leasehold logs be said by ``words`` and by nobody else."""
+def log_to(output: ProcessOutput) -> Iterator[None]:
+    """Send all that Leasehold logs to ``output`` alone."""
     logger = logging.getLogger("leasehold")
     before, logger.propagate = logger.propagate, False
-    logger.addHandler(words)
+    logger.addHandler(output)
     try:
         yield
     finally:
-        logger.removeHandler(words)
+        logger.removeHandler(output)
         logger.propagate = before
 
 
 @contextmanager
 def status_lines(
-    processor: EventProcessor, words: ProcessOutput, *, every_s: float
+    processor: EventProcessor, output: ProcessOutput, *, every_s: float
 ) -> Iterator[None]:
-    """Say in one line how it goes, again and again, from a thread of its own."""
+    """Print a status line at regular intervals, from a separate thread."""
     ended = threading.Event()
 
     def tell() -> None:
         before = processor.counts()
         while not ended.wait(every_s):
             now = processor.counts()
-            words.say(status(len(processor.held()), before, now, every_s=every_s))
+            output.say(status(len(processor.held()), before, now, every_s=every_s))
             before = now
 
     thread = threading.Thread(target=tell, name="leasehold-status", daemon=True)
@@ -155,7 +153,7 @@ def status_lines(
 
 
 def status(held: int, before: ProcessorCounts, now: ProcessorCounts, *, every_s: float) -> str:
-    """How it goes, in one line."""
+    """Return the status line."""
     rate = (now.events_handled - before.events_handled) / every_s
     failed = now.by_event.get(HandlerFailed.__name__, 0)
     lost = now.events_skipped + now.events_dead_lettered
@@ -169,8 +167,8 @@ def status(held: int, before: ProcessorCounts, now: ProcessorCounts, *, every_s:
     return ", ".join(parts)
 
 
-def _words(event: HookEvent) -> tuple[str, str] | None:
-    """What is said before and after the partition."""
+def _line_parts(event: HookEvent) -> tuple[str, str] | None:
+    """Return the text before and after the partition; None if it is not worth a line."""
     match event:
         case PartitionOpened():
             return "opened", f" at {event.position}"
@@ -186,10 +184,10 @@ def _words(event: HookEvent) -> tuple[str, str] | None:
             what = _ACTIONS.get(event.action, event.action)
             return "poison in", f" at {event.sequence_number}: {what}"
         case _:
-            return _rare_words(event)
+            return _rare_line_parts(event)
 
 
-def _rare_words(event: HookEvent) -> tuple[str, str] | None:
+def _rare_line_parts(event: HookEvent) -> tuple[str, str] | None:
     match event:
         case PossibleRepeats():
             return f"up to {counted(event.events, 'event')} of", " may come again"
@@ -202,10 +200,10 @@ def _rare_words(event: HookEvent) -> tuple[str, str] | None:
         case HandlerAbandoned():
             return "the handler does not end in", ": nobody waits for it any more"
         case _:
-            return _reading_words(event)
+            return _reading_line_parts(event)
 
 
-def _reading_words(event: HookEvent) -> tuple[str, str] | None:
+def _reading_line_parts(event: HookEvent) -> tuple[str, str] | None:
     match event:
         case PumpRestarted():
             pause = shown_seconds(event.pause_s)
@@ -220,7 +218,7 @@ EXAMPLE = "leasehold process billing:handle --source orders --group billing"
 _STATUS_EVERY_S = 15.0
 _RETRIES = 3
 _SOURCES = "a source is log:STREAM or eventhubs://NAMESPACE/HUB"
-_DEAD_LETTER = "dead-letter="
+_DEAD_LETTER = "dead_letter="
 
 Handler = Annotated[
     str,
@@ -240,7 +238,7 @@ Batch = Annotated[
     bool,
     typer.Option("--batch", help="The handler takes batches: (context, batch).", metavar=""),
 ]
-Name = Annotated[str, typer.Option(help="Begins the id of this member.", metavar="NAME")]
+HolderName = Annotated[str, typer.Option(help="Begins the id of this member.", metavar="NAME")]
 LeaseTime = Annotated[
     str | None,
     typer.Option(
@@ -250,7 +248,7 @@ LeaseTime = Annotated[
         metavar="TIME",
     ),
 ]
-StartPlace = Annotated[
+StartOption = Annotated[
     str,
     typer.Option(
         "--start",
@@ -276,7 +274,7 @@ Weight = Annotated[
         metavar="N",
     ),
 ]
-Most = Annotated[
+MaxPartitions = Annotated[
     int | None, typer.Option(help="Take no more partitions than this.", min=0, metavar="N")
 ]
 StrategyName = Annotated[
@@ -291,7 +289,7 @@ Poison = Annotated[
     str,
     typer.Option(
         help="If an event fails again and again: retry (for ever), skip, stop (the partition), or "
-        "dead-letter=STREAM.",
+        "dead_letter=STREAM.",
         metavar="WHAT",
     ),
 ]
@@ -299,10 +297,10 @@ Retries = Annotated[
     int | None,
     typer.Option(help=f"Before that, so many retries. \\[default: {_RETRIES}]", min=0, metavar="N"),
 ]
-HandlerLimit = Annotated[
+HandlerTimeout = Annotated[
     str | None, typer.Option(help="How long one call may take: 30s.", metavar="TIME")
 ]
-DrainLimit = Annotated[
+DrainTimeout = Annotated[
     str, typer.Option(help="How long a partition may take to end in order.", metavar="TIME")
 ]
 MetricsPort = Annotated[
@@ -317,17 +315,17 @@ def process(
     source: Source,
     group: Group,
     batch: Batch = False,
-    name: Name = "host",
+    holder_name: HolderName = "host",
     lease: LeaseTime = None,
-    start: StartPlace = "earliest",
+    start: StartOption = "earliest",
     checkpoint: CheckpointWhen = "1s",
     weight: Weight = 1.0,
-    most: Most = None,
+    max_partitions: MaxPartitions = None,
     strategy: StrategyName = Strategy.EVEN,
     poison: Poison = "retry",
     retries: Retries = None,
-    handler_timeout: HandlerLimit = None,
-    drain_timeout: DrainLimit = "30s",
+    handler_timeout: HandlerTimeout = None,
+    drain_timeout: DrainTimeout = "30s",
     metrics_port: MetricsPort = None,
     store: StoreUrl = None,
 ) -> None:
@@ -343,9 +341,9 @@ def process(
         start=Start.parse(start),
         checkpoint=_checkpoint(checkpoint),
         weight=weight,
-        max_partitions=most,
-        handler_timeout=_optional(handler_timeout, "--handler-timeout", least="10ms", most="7d"),
-        drain_timeout=duration(drain_timeout, option="--drain-timeout", most="7d"),
+        max_partitions=max_partitions,
+        handler_timeout=_handler_timeout(handler_timeout),
+        drain_timeout=duration(drain_timeout, option="--drain-timeout", at_most="7d"),
     )
     policy, dead_stream = _poison(poison, retries)
     url = store_url(store, make=not is_in_store(source))
@@ -355,12 +353,12 @@ def process(
             "come again; make a stream for them with `leasehold log create`"
         )
     function = load_handler(handler, batch=batch)
-    words = ProcessOutput(SystemClock(), name=name)
+    output = ProcessOutput(SystemClock(), name=holder_name)
     with ExitStack() as stack:
-        stack.enter_context(said_for_commands())
-        stack.enter_context(heard(words))
+        stack.enter_context(command_hints())
+        stack.enter_context(log_to(output))
         dead = stack.enter_context(_dead_letters(url, dead_stream))
-        events = stack.enter_context(_opened(source, url, name))
+        events = stack.enter_context(_opened(source, url, holder_name))
         processor = leasehold.processor.EventProcessor(
             events,
             url,
@@ -368,40 +366,40 @@ def process(
             on_batch=function if batch else None,
             on_event=None if batch else function,
             options=options(poison=policy, dead_letters=dead),
-            hooks=[words.hook],
-            name=name,
+            hooks=[output.hook],
+            name=holder_name,
         )
-        stack.enter_context(_metrics(processor, metrics_port, words))
+        stack.enter_context(_metrics(processor, metrics_port, output))
         what = "batches" if batch else "events"
-        words.say(f"{handler} takes the {what} of {events.name} for {group}; Ctrl-C ends it")
-        with status_lines(processor, words, every_s=_STATUS_EVERY_S):
+        output.say(f"{handler} takes the {what} of {events.name} for {group}; Ctrl-C ends it")
+        with status_lines(processor, output, every_s=_STATUS_EVERY_S):
             processor.run()
         if processor.abandoned:
             calls = counted(processor.abandoned, "handler")
-            words.say(f"{calls} did not end in time and cannot be stopped: leaving without order")
+            output.say(f"{calls} did not end in time and cannot be stopped: leaving without order")
             os._exit(1)  # else the interpreter would wait for it
-        words.say(f"left in good order: {counted(processor.counts().events_handled, 'event')}")
+        output.say(f"left in good order: {counted(processor.counts().events_handled, 'event')}")
 
 
 # --------------------------------------------------------------------------- parts
 
 
-def _optional(text: str | None, option: str, *, least: str, most: str) -> timedelta | None:
-    return None if text is None else duration(text, option=option, least=least, most=most)
+def _handler_timeout(text: str | None) -> timedelta | None:
+    if text is None:
+        return None
+    return duration(text, option="--handler-timeout", at_least="10ms", at_most="7d")
 
 
 def _timing(lease: str | None, store: str | None) -> LeaseTiming:
     usual = "30s" if (store or "").lower().startswith("azure-blob:") else "10s"
     # A lease on Azure Blob lasts 15 s at least.
-    return LeaseTiming.of(lease=duration(lease or usual, option="--lease", least="50ms", most="7d"))
+    return LeaseTiming.of(
+        lease=duration(lease or usual, option="--lease", at_least="50ms", at_most="7d")
+    )
 
 
 def _checkpoint(text: str) -> CheckpointPolicy:
-    """``batch``, ``manual``, ``1000`` or ``5s``.
-
-    Raises:
-        UsageError: it is none of them.
-    """
+    """Parse ``batch``, ``manual``, ``1000`` or ``5s``."""
     word = text.strip()
     if word == "batch":
         return CheckpointPolicy.after_each_batch()
@@ -416,20 +414,16 @@ def _checkpoint(text: str) -> CheckpointPolicy:
             f"--checkpoint {text!r} says no time: write batch, manual, a number of events such as "
             "1000, or a duration such as 5s"
         )
-    return CheckpointPolicy.every(interval=duration(word, option="--checkpoint", most="1d"))
+    return CheckpointPolicy.every(interval=duration(word, option="--checkpoint", at_most="1d"))
 
 
 def _poison(text: str, retries: int | None) -> tuple[PoisonPolicy, str]:
-    """The policy, and the stream for dead letters, if there is one.
-
-    Raises:
-        UsageError: it is none that we know.
-    """
+    """Parse the policy; also return the stream for dead letters, or an empty text."""
     if text == "retry":
         if retries is not None:
             raise UsageError(
                 "--poison retry goes on for ever: leave --retries out, or say what comes after "
-                "them with --poison skip, stop or dead-letter=STREAM"
+                "them with --poison skip, stop or dead_letter=STREAM"
             )
         return PoisonPolicy.retry(), ""
     times = _RETRIES if retries is None else retries
@@ -440,7 +434,7 @@ def _poison(text: str, retries: int | None) -> tuple[PoisonPolicy, str]:
     stream = text.removeprefix(_DEAD_LETTER)
     if stream == text or not stream:
         raise UsageError(
-            f"--poison {text!r} is not known: write retry, skip, stop or dead-letter=STREAM"
+            f"--poison {text!r} is not known: write retry, skip, stop or dead_letter=STREAM"
         )
     return PoisonPolicy.dead_letter(retries=times), stream
 
@@ -472,16 +466,12 @@ def _dead_letters(url: str, stream: str) -> Iterator[LogDeadLetters | None]:
 
 
 @contextmanager
-def _metrics(processor: EventProcessor, port: int | None, words: ProcessOutput) -> Iterator[None]:
-    """Serve the metrics while the processor runs, if a port is given.
-
-    Raises:
-        UsageError: the extra is not installed, or the port can not be had.
-    """
+def _metrics(processor: EventProcessor, port: int | None, output: ProcessOutput) -> Iterator[None]:
+    """Serve the metrics while the processor runs, if a port is given."""
     if port is None:
         yield
         return
-    # An extra: our own module says what is missing, so it is the first to be asked.
+    # An extra: our own module reports what is missing, so it is imported first.
     metrics_of = import_module("leasehold.processor.metrics").ProcessorMetrics
     prometheus = import_module("prometheus_client")
     try:
@@ -491,7 +481,7 @@ def _metrics(processor: EventProcessor, port: int | None, words: ProcessOutput) 
             f"--metrics-port {port} can not be had: {error.strerror or error}; choose another one"
         ) from error
     metrics = metrics_of(processor)
-    words.say(f"metrics at http://localhost:{port}/metrics, and at all addresses of this host")
+    output.say(f"metrics at http://localhost:{port}/metrics, and at all addresses of this host")
     try:
         yield
     finally:

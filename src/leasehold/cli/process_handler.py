@@ -1,6 +1,6 @@
-"""Find the handler that ``MODULE:HANDLER`` names, or say which part of that is wrong.
+"""Load the handler that ``MODULE:HANDLER`` names, or report which part is wrong.
 
-The current directory is looked at first, as with ``python -m``. A module that fails while it is
+The current directory is searched first, as with ``python -m``. A module that fails while it is
 imported is shown with its own traceback, without the lines of the import itself.
 """
 
@@ -26,12 +26,7 @@ _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
 def load_handler(text: str, *, batch: bool) -> Callable[..., Any]:
-    """The function that ``text`` names; it takes a context and an event, or a batch of them.
-
-    Raises:
-        UsageError: there is no such thing, or it is no handler; the message says what is wrong.
-        LeaseholdError: the module failed while it was imported; its traceback was printed.
-    """
+    """Return the function that ``text`` names; it takes a context and an event, or a batch."""
     module_name, colon, name = text.partition(":")
     if not colon or not module_name or not name:
         raise UsageError(f"{text!r} names no handler: {_HOW}")
@@ -49,13 +44,9 @@ def load_handler(text: str, *, batch: bool) -> Callable[..., Any]:
 
 
 def imported(name: str, *, how: str = _HOW) -> ModuleType:
-    """The module, also from the directory that the command was started in.
+    """Import the module, also from the current directory.
 
     ``how`` says what to write, if there is none.
-
-    Raises:
-        UsageError: there is no such module, or it uses something of ours wrongly.
-        LeaseholdError: it failed; its traceback was printed.
     """
     here = str(Path.cwd())
     if here not in sys.path:
@@ -82,7 +73,7 @@ def imported(name: str, *, how: str = _HOW) -> ModuleType:
 
 
 def _line_of(error: Exception, name: str) -> str:
-    """The last line that is not ours: there it was written wrongly."""
+    """Return the last line outside Leasehold: the error is there."""
     steps = traceback.extract_tb(error.__traceback__)
     ours = (_LEASEHOLD, "<frozen importlib", import_module.__code__.co_filename)
     own = [step for step in steps if not step.filename.startswith(ours)]
@@ -90,7 +81,7 @@ def _line_of(error: Exception, name: str) -> str:
 
 
 def _broken(name: str, error: Exception) -> LeaseholdError:
-    """Show where the module failed, and name the error."""
+    """Print where the module failed; return the error to raise."""
     steps = traceback.TracebackException.from_exception(error)
     ours = (__file__, "<frozen importlib", import_module.__code__.co_filename)
     own = [step for step in steps.stack if not step.filename.startswith(ours)]
@@ -113,11 +104,7 @@ def _missing(owner: object, name: str, module: str) -> UsageError:
 
 
 def _check(found: object, text: str, *, batch: bool) -> None:
-    """Refuse what would fail at the first event, or do nothing at all.
-
-    Raises:
-        UsageError: with what a handler looks like.
-    """
+    """Refuse what would fail at the first event, or do nothing at all."""
     wanted = f"def handle(context, {'batch' if batch else 'event'})"
     if isinstance(found, type):
         raise UsageError(f"{text} is a class: name a function of yours, such as `{wanted}`")

@@ -48,7 +48,7 @@ _FILE_MODE = 0o644  # as SQLite does
 _TICK = timedelta(microseconds=1)
 _SKEW = timedelta(minutes=1)  # by which the clock of whoever names a moment may be ahead
 _MISUSED = 2  # what Typer leaves with
-# Nobody needs to hear of these away from a terminal: cron would send mail for every word.
+# Not printed away from a terminal: cron would send mail for each.
 _ORDINARY = (ExitReason.HELD, ExitReason.DONE)
 _LIKE_A_TERMINAL = frozenset(("FORCE_COLOR", "TTY_COMPATIBLE"))
 
@@ -93,7 +93,7 @@ OccurrenceWord = Annotated[
 ]
 Crash = Annotated[
     OnCrash,
-    typer.Option(help="An occurrence whose node died: again, or leave.", metavar="WHAT"),
+    typer.Option(help="An occurrence whose node died: rerun, or abandon.", metavar="WHAT"),
 ]
 TimeLimit = Annotated[
     str | None, typer.Option(help="Stop the command after this time.", metavar="TIME")
@@ -101,7 +101,7 @@ TimeLimit = Annotated[
 Retry = Annotated[
     str, typer.Option(help="Try again so often after a failure: 3, or 3:2s.", metavar="N[:TIME]")
 ]
-Grace = Annotated[
+StopTimeout = Annotated[
     str, typer.Option(help="From SIGTERM to SIGKILL, if the lease lasts.", metavar="TIME")
 ]
 Lost = Annotated[
@@ -130,7 +130,7 @@ class RunCommand(TyperCommand):
     """A command whose misuse has the exit code of ``sysexits.h``, and whose options come first."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read the command line; what is wrong with it is raised."""
+        """Parse the command line; misuse has the exit code 64."""
         ctx.allow_interspersed_args = False
         try:
             return super().parse_args(ctx, args)
@@ -154,10 +154,10 @@ def run(
     tz: Zone = None,
     every: Every = None,
     occurrence: OccurrenceWord = None,
-    on_crash: Crash = OnCrash.RUN_AGAIN,
+    on_crash: Crash = OnCrash.RERUN,
     timeout: TimeLimit = None,
     retry: Retry = "0",
-    grace: Grace = "15s",
+    stop_timeout: StopTimeout = "15s",
     on_lost: Lost = "stop",
     standby: Standby = False,
     json: Json = False,
@@ -172,15 +172,17 @@ def run(
     try:
         schedule = _schedule(cron, every, tz)
         held, wait = _if_held(if_held)
-        length = duration(lease, option="--lease", least="500ms", most="7d")
-        limit = None if timeout is None else duration(timeout, option="--timeout", most="366d")
+        length = duration(lease, option="--lease", at_least="500ms", at_most="7d")
+        limit = None if timeout is None else duration(timeout, option="--timeout", at_most="366d")
         retries, pause = _retry(retry)
         plan = CommandPlan(
             job=job,
             command=command,
             store=shared_store_url(store),
             lease=length,
-            timeouts=_limits(job, length, grace=grace, timeout=limit, on_lost=on_lost),
+            timeouts=_limits(
+                job, length, stop_timeout=stop_timeout, timeout=limit, on_lost=on_lost
+            ),
             if_held=held,
             wait=wait,
             held_exit=held_exit,
@@ -189,7 +191,7 @@ def run(
             policy=Policy(on_crash=on_crash, timeout=limit, retries=retries, retry_pause=pause),
             standby=standby,
         )
-        status = _carried_out(plan, schedule, clock)
+        status = _execute(plan, schedule, clock)
     except LeaseholdError as error:
         away = isinstance(error, StoreError)
         status = ExitStatus(
@@ -204,7 +206,7 @@ def run(
 # --------------------------------------------------------------------------- parts
 
 
-def _carried_out(plan: CommandPlan, schedule: Schedule | None, clock: Clock) -> ExitStatus:
+def _execute(plan: CommandPlan, schedule: Schedule | None, clock: Clock) -> ExitStatus:
     # Looked at first: a node without the command must not take the run from those that have it.
     if status := not_executable(plan):
         return status
@@ -234,7 +236,7 @@ def _wrapper(
 
 
 def _make_store(url: str) -> None:
-    """Say so if a SQLite file has to be made: in a wrong directory it would be a second store."""
+    """Report a new SQLite file: in a wrong directory it would be a second store."""
     if not url.lower().startswith(_SQLITE):
         return
     path = Path(path_of(url)).absolute()
@@ -246,14 +248,14 @@ def _make_store(url: str) -> None:
     _say(f"made a new store, the file {path}: all that share the job must name this very file")
 
 
-def _say(words: str) -> None:
+def _say(message: str) -> None:
     from leasehold.cli.tables import err  # noqa: PLC0415 - rich takes its time
 
-    _write(lambda: err.print(f"leasehold run: {words}"))
+    _write(lambda: err.print(f"leasehold run: {message}"))
 
 
-def _is_looked_at() -> bool:
-    """Whether stderr is a terminal; rich is asked only where it could be one."""
+def _is_terminal() -> bool:
+    """Return whether stderr is a terminal; rich is loaded only where it could be one."""
     try:
         terminal = sys.stderr is not None and sys.stderr.isatty()
     except ValueError:  # closed
@@ -266,7 +268,7 @@ def _is_looked_at() -> bool:
 
 
 def _write(write: Callable[[], object]) -> None:
-    """To stderr. What nobody can hear changes nothing, and not the exit code either."""
+    """Write to stderr; a failure there does not change the exit code."""
     try:
         if sys.stderr is not None:
             write()
@@ -275,7 +277,7 @@ def _write(write: Callable[[], object]) -> None:
 
 
 def _tell(status: ExitStatus, job: str, *, json: bool) -> None:
-    quiet = status.reason in _ORDINARY and status.code == ExitCode.OK and not _is_looked_at()
+    quiet = status.reason in _ORDINARY and status.code == ExitCode.OK and not _is_terminal()
     if status.message and not quiet:
         _say(status.message)
     if json:
@@ -295,11 +297,7 @@ def _schedule(cron: str | None, every: str | None, tz: str | None) -> Schedule |
 def _occurrence(
     word: str | None, schedule: Schedule | None, *, standby: bool, clock: Clock
 ) -> datetime | None:
-    """The moment whose run is reserved.
-
-    Raises:
-        UsageError: it is none, or does not go with the other options.
-    """
+    """Return the moment whose run is reserved; None: any."""
     if standby and word not in {None, _NOW}:
         raise UsageError("--occurrence is for one run, --standby for many: leave one of them out")
     if standby or word == _NOW or (word is None and schedule is None):
@@ -341,17 +339,19 @@ def _retry(text: str) -> tuple[int, timedelta]:
         raise UsageError(f"--retry {text!r} is no number: write 3, or 3:2s with the first pause")
     if not has_pause:
         return int(number), Policy().retry_pause
-    return int(number), duration(pause, option="--retry", most="1d")
+    return int(number), duration(pause, option="--retry", at_most="1d")
 
 
 def _limits(
-    job: str, lease: timedelta, *, grace: str, timeout: timedelta | None, on_lost: str
+    job: str, lease: timedelta, *, stop_timeout: str, timeout: timedelta | None, on_lost: str
 ) -> CommandTimeouts:
     wish = Wish.of((job,), lease=lease)
     timeouts = CommandTimeouts(
         lease_s=wish.timing.lease_s,
         stop_margin_s=wish.grace_s,
-        stop_timeout_s=duration(grace, option="--grace", most="1d").total_seconds(),
+        stop_timeout_s=duration(
+            stop_timeout, option="--stop-timeout", at_most="1d"
+        ).total_seconds(),
         on_loss=_on_loss(on_lost),
     )
     return timeouts if timeout is None else timeouts.with_timeout(timeout.total_seconds())

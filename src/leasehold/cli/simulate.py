@@ -24,8 +24,8 @@ from leasehold.testing.sim.fault_run import FaultRun, run_faults
 from leasehold.testing.sim.ownership_chart import sparklines, svg, window
 from leasehold.testing.sim.scenario import Measured, Scenario, ScenarioRun, run_scenario
 
-_PICTURE_COLUMNS = 52
-_MAX_PICTURE_ROWS = 12
+_CHART_COLUMNS = 52
+_MAX_CHART_ROWS = 12
 _MAX_HOSTS, _MAX_PARTITIONS = 1_000, 100_000
 
 out = Console()
@@ -229,7 +229,7 @@ def _scenarios(
         out.print_json(json.dumps(numbers[0] if len(numbers) == 1 else {"runs": numbers}))
         return
     out.print(_table([run.measured for run in runs]))
-    _print_picture(runs[0])
+    _print_chart(runs[0])
 
 
 def _table(measured: list[Measured]) -> Table:
@@ -258,17 +258,17 @@ def _table(measured: list[Measured]) -> Table:
     return table
 
 
-def _print_picture(run: ScenarioRun) -> None:
-    """The hosts that something happened to, and a few of the rest."""
-    lines = sparklines(run, columns=_PICTURE_COLUMNS)
+def _print_chart(run: ScenarioRun) -> None:
+    """Print the hosts that had a fault, and a few of the others."""
+    lines = sparklines(run, columns=_CHART_COLUMNS)
     hosts, free = lines[:-1], lines[-1]
     by_change = sorted(hosts, key=lambda each: len(set(each[1])), reverse=True)
-    shown = by_change[:_MAX_PICTURE_ROWS]
+    shown = by_change[:_MAX_CHART_ROWS]
     out.print(f"\nkeys owned by each host over time, {run.measured.strategy}", highlight=False)
     for name, line, last in [each for each in hosts if each in shown] + [free]:
-        out.print(f"{name:>9} {line:<{_PICTURE_COLUMNS}} {last:>5}", highlight=False)
+        out.print(f"{name:>9} {line:<{_CHART_COLUMNS}} {last:>5}", highlight=False)
     began_s, ended_s = window(run)
-    axis = f"{began_s:.0f} s".ljust(_PICTURE_COLUMNS - 7) + f"{ended_s:.0f} s".rjust(7)
+    axis = f"{began_s:.0f} s".ljust(_CHART_COLUMNS - 7) + f"{ended_s:.0f} s".rjust(7)
     out.print(f"{'':>9} {axis}", highlight=False)
     if len(hosts) > len(shown):
         out.print(f"{'':>9} ({len(hosts) - len(shown)} more hosts, not shown)", highlight=False)
@@ -276,7 +276,7 @@ def _print_picture(run: ScenarioRun) -> None:
 
 @contextmanager
 def _progress(what: str, total: int) -> Iterator[Callable[[], None]]:
-    """A progress bar on stderr, if somebody looks at it."""
+    """Show a progress bar on stderr, if it is a terminal."""
     if not err.is_terminal:
         yield lambda: None
         return

@@ -62,7 +62,7 @@ class _PipeConsole(Console):
 def fitting_table(
     rows: Iterable[Mapping[str, object]], layouts: Sequence[Sequence[Column]], title: str = ""
 ) -> Table:
-    """The table with the first of the layouts that needs no folding, or else with the last."""
+    """Return the table in the first layout that needs no folding, else in the last."""
     rows, endless = list(rows), Console(width=_NO_LIMIT)
     tables = [table_of(rows, each, title) for each in layouts]
     width = line_width()
@@ -77,7 +77,7 @@ def _fits(table: Table) -> bool:
 def table_of(
     rows: Iterable[Mapping[str, object]], columns: Iterable[Column], title: str = ""
 ) -> Table:
-    """A table in which nothing is hidden, and nothing is broken but in columns that fold."""
+    """Return a table that hides nothing and breaks lines only in columns that fold."""
     table = Table(
         box=box.SIMPLE_HEAD,
         title=title or None,
@@ -96,7 +96,7 @@ def table_of(
             justify=column.justify,
             overflow="fold",
             no_wrap=not column.fold,
-            min_width=max(min(width, column.least) if column.fold else width, len(title)),
+            min_width=max(min(width, column.min_width) if column.fold else width, len(title)),
         )
     for row in cells:
         table.add_row(*row)
@@ -112,7 +112,7 @@ def print_record(record: Mapping[str, object], form: Output) -> None:
 
 
 def record_table(record: Mapping[str, object], columns: Iterable[Column] = ()) -> Table:
-    """One thing, a line for each of its values; ``columns`` say how some of them are shown."""
+    """Return a table with a line for each value; ``columns`` say how some are shown."""
     known = {column.name: column for column in columns}
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(no_wrap=True)
@@ -127,7 +127,7 @@ def record_table(record: Mapping[str, object], columns: Iterable[Column] = ()) -
 
 
 def _named(name: str, value: object) -> tuple[str, str]:
-    """A name and its value for people: the unit is in the name, and goes to the value."""
+    """Return a name without its unit, and its value with the unit."""
     for unit, shown in _UNITS.items():
         if name.endswith(unit):
             plain = name.removesuffix(unit).replace("_", " ")

@@ -1,8 +1,8 @@
 """Pages: what a list shows, printed once or, with ``--watch``, again and again until Ctrl-C.
 
 A terminal is painted over. Into a pipe go one page after the other: a table, one line of JSON
-(``-o json``), or one line for each row (``-o jsonl``). Trouble with the store at the first look
-ends the command; later it is said, and looked again.
+(``-o json``), or one line for each row (``-o jsonl``). A failure of the store ends the command if
+it is the first read; later it is shown, and the page is read again.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from leasehold.insight import Inspector, open_inspector
 _OPTION = "--watch"
 _EVERY = "2s"
 _MIN_S, _MAX_S = 0.1, 86400.0
-_LOOK_EVERY_S = 0.25
+_POLL_INTERVAL_S = 0.25
 
 Watch = Annotated[
     str | None,
@@ -70,18 +70,18 @@ class Watching(TyperCommand):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """One look: ``data`` for programs, ``blocks`` for people, ``notes`` for stderr."""
+    """What is shown: ``data`` for programs, ``blocks`` for terminals, ``notes`` for stderr."""
 
     data: Sequence[Mapping[str, object]] | Mapping[str, object]
     blocks: Sequence[Table | str]
     notes: Sequence[str] = ()
 
 
-Look = Callable[[Inspector], Awaitable[Page]]
+PageReader = Callable[[Inspector], Awaitable[Page]]
 
 
 def show(
-    look: Look,
+    read_page: PageReader,
     *,
     store: str | None,
     form: Output,
@@ -91,25 +91,22 @@ def show(
     """Print a page; with ``watch`` again after each such time, until Ctrl-C.
 
     ``maker`` names the commands that make a store, if there is none.
-
-    Raises:
-        InvalidDuration: ``watch`` is no duration from 100 ms to a day.
     """
     url = store_url(store, maker=maker)
     if watch is None:
         with until_the_pipe_closes():
-            print_page(anyio.run(_once, url, look), form)
+            print_page(anyio.run(_once, url, read_page), form)
         return
     every_s = duration(watch, option=_OPTION).total_seconds()
     if not _MIN_S <= every_s <= _MAX_S:
         raise InvalidDuration(f"{_OPTION} {watch!r} must lie between 100ms and 1d")
     with suppress(KeyboardInterrupt), until_the_pipe_closes():
-        anyio.run(_again, url, look, form, every_s)
+        anyio.run(_again, url, read_page, form, every_s)
 
 
 def print_page(page: Page, form: Output) -> None:
-    """Print a page that is looked at once."""
-    _say(page.notes)
+    """Print a page once."""
+    _print_notes(page.notes)
     if form is Output.TABLE:
         _print_blocks(page.blocks)
     elif form is Output.JSON:
@@ -118,22 +115,22 @@ def print_page(page: Page, form: Output) -> None:
         _print_lines(page)
 
 
-async def _once(url: str, look: Look) -> Page:
-    async with open_inspector(url) as desk:
-        return await look(desk)
+async def _once(url: str, read_page: PageReader) -> Page:
+    async with open_inspector(url) as inspector:
+        return await read_page(inspector)
 
 
-async def _again(url: str, look: Look, form: Output, every_s: float) -> None:
+async def _again(url: str, read_page: PageReader, form: Output, every_s: float) -> None:
     painted = form is Output.TABLE and out.is_terminal
-    async with open_inspector(url) as desk:
-        page = await look(desk)
+    async with open_inspector(url) as inspector:
+        page = await read_page(inspector)
         if painted:
-            await _paint(desk, look, page, every_s)
-        said: Sequence[str] = ()
+            await _paint(inspector, read_page, page, every_s)
+        shown: Sequence[str] = ()
         while True:
-            if page.notes != said:
-                _say(page.notes)
-            said = page.notes
+            if page.notes != shown:
+                _print_notes(page.notes)
+            shown = page.notes
             if form is Output.JSON:
                 typer.echo(json.dumps(page.data))
             elif form is Output.JSONL:
@@ -141,53 +138,53 @@ async def _again(url: str, look: Look, form: Output, every_s: float) -> None:
             else:
                 _print_blocks(page.blocks)
                 typer.echo("")
-            await desk.clock.sleep(every_s)
-            page = await _next(desk, look, page)
+            await inspector.clock.sleep(every_s)
+            page = await _next(inspector, read_page, page)
 
 
-async def _paint(desk: Inspector, look: Look, page: Page, every_s: float) -> None:
+async def _paint(inspector: Inspector, read_page: PageReader, page: Page, every_s: float) -> None:
     with Live(console=out, auto_refresh=False, vertical_overflow="ellipsis") as live:
         while True:
-            at = desk.clock.utc_now().strftime("%H:%M:%SZ")
+            at = inspector.clock.utc_now().strftime("%H:%M:%SZ")
             foot = Text(f"\n{at}, again every {shown_seconds(every_s)}; Ctrl-C ends it", "dim")
             notes = [Text(each, "yellow") for each in page.notes]
             live.update(Group(*page.blocks, *notes, foot), refresh=True)
-            await desk.clock.sleep(every_s)
-            page = await _next(desk, look, page)
+            await inspector.clock.sleep(every_s)
+            page = await _next(inspector, read_page, page)
 
 
-async def _next(desk: Inspector, look: Look, before: Page) -> Page:
-    """Look again; while the store is away, the page of before with the reason."""
+async def _next(inspector: Inspector, read_page: PageReader, before: Page) -> Page:
+    """Read the page again; while the store is unavailable, return the former one with a note."""
     try:
-        return await look(desk)
+        return await read_page(inspector)
     except StoreUnavailable as error:
         return Page(data=before.data, blocks=before.blocks, notes=(f"not as it is now: {error}",))
 
 
 async def wait_until_done(
-    desk: Inspector, step: Callable[[], Awaitable[str | None]], *, limit_s: float
+    inspector: Inspector, step: Callable[[], Awaitable[str | None]], *, limit_s: float
 ) -> bool:
-    """Look until ``step`` returns None, and tell what it says until then; False: out of time.
+    """Call ``step`` until it returns None, and print what it returns; False: out of time.
 
-    A store that is away for a while ends nothing: what was asked for is under way without us.
+    A store that is unavailable for a while ends nothing: the request continues without us.
     """
-    until_s, said = desk.clock.boottime_s() + limit_s, ""
+    until_s, shown = inspector.clock.boottime_s() + limit_s, ""
     with err.status("…") if err.is_terminal else nullcontext() as status:
         while True:
             try:
-                words = await step()
+                message = await step()
             except StoreUnavailable as error:
-                words = f"the store does not answer: {error}"
-            if words is None:
+                message = f"the store does not answer: {error}"
+            if message is None:
                 return True
             if status is not None:
-                status.update(Text(words))
-            elif words != said:
-                err.print(words)
-            said = words
-            if desk.clock.boottime_s() >= until_s:
+                status.update(Text(message))
+            elif message != shown:
+                err.print(message)
+            shown = message
+            if inspector.clock.boottime_s() >= until_s:
                 return False
-            await desk.clock.sleep(_LOOK_EVERY_S)
+            await inspector.clock.sleep(_POLL_INTERVAL_S)
 
 
 def _print_blocks(blocks: Sequence[Table | str]) -> None:
@@ -203,6 +200,6 @@ def _print_lines(page: Page) -> None:
         typer.echo(json.dumps(row))
 
 
-def _say(notes: Sequence[str]) -> None:
+def _print_notes(notes: Sequence[str]) -> None:
     for note in notes:
         err.print(note)

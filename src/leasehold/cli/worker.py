@@ -38,11 +38,11 @@ Module = Annotated[
         metavar="MODULE[:NAME]", help="Where functions with @job are; all of them, or one."
     ),
 ]
-Name = Annotated[str, typer.Option(help="Begins the id of this worker.", metavar="NAME")]
-Most = Annotated[
+HolderName = Annotated[str, typer.Option(help="Begins the id of this worker.", metavar="NAME")]
+MaxJobs = Annotated[
     int | None, typer.Option(help="Run no more jobs than this at once.", min=1, metavar="N")
 ]
-Grace = Annotated[
+StopTimeout = Annotated[
     str, typer.Option(help="How long runs may take to end when it is stopped.", metavar="TIME")
 ]
 
@@ -50,43 +50,38 @@ Grace = Annotated[
 def worker(
     module: Module,
     *,
-    name: Name = "worker",
-    most: Most = None,
-    grace: Grace = "10s",
+    holder_name: HolderName = "worker",
+    max_jobs: MaxJobs = None,
+    stop_timeout: StopTimeout = "10s",
     store: StoreUrl = None,
 ) -> None:
     """Run the jobs of a module; start it on several machines, and each runs what it can reserve.
 
-    Ctrl-C or SIGTERM ends it in good order: what runs may end, or is stopped after the grace, all
-    is released at once, and the exit code is 0. A second one, a second later or more, ends it at
-    once. A function that can not be stopped is ended with the process, with exit code 1.
+    Ctrl-C or SIGTERM ends it in good order: what runs may end, or is stopped after --stop-timeout,
+    all is released at once, and the exit code is 0. A second one, a second later or more, ends it
+    at once. A function that can not be stopped is ended with the process, with exit code 1.
     """
-    limit = duration(grace, option="--grace", most="1d")
+    limit = duration(stop_timeout, option="--stop-timeout", at_most="1d")
     url = shared_store_url(store)
     jobs = load_jobs(module)
     clock = SystemClock()
-    with _heard(_Lines(clock)) as lines:
-        made = Worker(
+    with _log_to(_Lines(clock)) as lines:
+        running = Worker(
             jobs,
             store=url,
-            name=name,
-            max_concurrent=most,
+            name=holder_name,
+            max_concurrent=max_jobs,
             grace=limit,
             on_stuck=lines.leave,
             clock=clock,
         )
-        lines.say(f"{counted(len(made.jobs), 'job')} of {module}; Ctrl-C ends it")
-        asyncio.run(_run(made, lines, clock))
+        lines.say(f"{counted(len(running.jobs), 'job')} of {module}; Ctrl-C ends it")
+        asyncio.run(_run(running, lines, clock))
         lines.say("left in good order")
 
 
 def load_jobs(text: str) -> list[Job]:
-    """The jobs that ``MODULE`` or ``MODULE:NAME`` names.
-
-    Raises:
-        UsageError: there is none, or the module failed while it was imported; the message says what
-            is wrong.
-    """
+    """Return the jobs that ``MODULE`` or ``MODULE:NAME`` names."""
     module_name, colon, name = text.partition(":")
     if module_name.endswith(".py") or "/" in module_name:
         raise UsageError(f"{module_name!r} is a file, and a module is wanted: {_HOW}")
@@ -118,7 +113,7 @@ def _imported(name: str) -> ModuleType:
 
 
 class StopSignals:
-    """What the signals do: the first one stops in good order, a later one leaves at once.
+    """What signals do: the first one stops gracefully, a later one ends immediately.
 
     One that comes within a second of the first is the same request.
     """
@@ -131,12 +126,12 @@ class StopSignals:
         say: Callable[[str], None],
         clock: Clock,
     ) -> None:
-        """Nobody has asked yet. ``leave`` ends the process with the exit code that it is given."""
+        """``leave`` ends the process with the exit code that it is given."""
         self._stop, self._leave, self._say, self._clock = stop, leave, say, clock
         self._requests = StopRequests()
 
     def __call__(self, number: int) -> None:
-        """Hear a signal."""
+        """Handle a signal."""
         asked = self._requests.heard(self._clock.boottime_s())
         if asked is StopAsked.FIRST:
             self._say("asked to stop: what runs may end, nothing new begins")
@@ -146,28 +141,28 @@ class StopSignals:
             self._leave(128 + number)
 
 
-async def _run(made: Worker, lines: _Lines, clock: Clock) -> None:
+async def _run(running: Worker, lines: _Lines, clock: Clock) -> None:
     loop = asyncio.get_running_loop()
-    stop = StopSignals(made.stop, leave=os._exit, say=lines.say, clock=clock)
+    stop = StopSignals(running.stop, leave=os._exit, say=lines.say, clock=clock)
     for each in _SIGNALS:
         with suppress(ValueError, RuntimeError, NotImplementedError):  # not the main thread
             loop.add_signal_handler(each, stop, each)
-    await made.run()
+    await running.run()
 
 
 class _Lines(logging.Handler):
-    """What the jobs say, line by line on stderr, each with the time."""
+    """Prints what is logged to stderr, one line each, with the time."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(logging.INFO)
         self._clock = clock
 
-    def say(self, words: str) -> None:
-        """One line."""
-        err.print(f"{self._clock.utc_now():%H:%M:%S}Z {words}")
+    def say(self, message: str) -> None:
+        """Print one line with the time."""
+        err.print(f"{self._clock.utc_now():%H:%M:%S}Z {message}")
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Say what was logged, and where it failed."""
+        """Print what was logged, and the traceback of an error."""
         self.say(record.getMessage())
         error = record.exc_info[1] if record.exc_info else None
         if error is not None and not isinstance(error, asyncio.CancelledError):
@@ -180,8 +175,8 @@ class _Lines(logging.Handler):
 
 
 @contextmanager
-def _heard(lines: _Lines) -> Iterator[_Lines]:
-    """Let all that Leasehold logs be said by ``lines`` and by nobody else."""
+def _log_to(lines: _Lines) -> Iterator[_Lines]:
+    """Send all that Leasehold logs to ``lines`` alone."""
     logger, jobs = logging.getLogger("leasehold"), logging.getLogger("leasehold.jobs")
     before, logger.propagate = (logger.propagate, jobs.level), False
     jobs.setLevel(logging.INFO)

@@ -30,8 +30,8 @@ _TICK = timedelta(microseconds=1)
 class OnCrash(Enum):
     """What to do about an occurrence whose run was started and whose holder crashed."""
 
-    RUN_AGAIN = "again"  # at least once
-    LEAVE = "leave"  # at most once
+    RERUN = "rerun"  # at least once
+    ABANDON = "abandon"  # at most once
 
 
 class CatchUp(Enum):
@@ -128,9 +128,9 @@ def decide(
     if started is not None:
         waiting = location is RunLocation.ELSEWHERE
         if waiting or (
-            rules.on_crash is OnCrash.RUN_AGAIN and _young_enough(started, now, rules, shift)
+            rules.on_crash is OnCrash.RERUN and _young_enough(started, now, rules, shift)
         ):
-            # The other node may still crash, so it is checked even with LEAVE.
+            # The other node may still crash, so it is checked even with ABANDON.
             return _decision_for(started, location, again=True)
         settled = started
     first = schedule.next(settled)

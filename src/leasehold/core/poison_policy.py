@@ -17,7 +17,7 @@ class PoisonAction(Enum):
     """What to do when the last attempt has failed."""
 
     SKIP = "skip"
-    DEAD_LETTER = "dead letter"
+    DEAD_LETTER = "dead_letter"
     STOP = "stop"
 
 

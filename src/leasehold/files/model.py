@@ -176,7 +176,7 @@ class FileStatus:
     host: str = ""
     address: str = ""
     opened_at: str = ""
-    silent_s: float = 0.0
+    idle_s: float = 0.0
     attempts: int = 0
     next_attempt_s: float = 0.0
     trouble: str = ""
@@ -232,7 +232,7 @@ class HolderStatus:
     host: str
     pid: int
     since: str
-    silent_s: float
+    idle_s: float
     open_files: int
 
 

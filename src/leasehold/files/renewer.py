@@ -127,6 +127,6 @@ class Renewer:
                     "the hard limit: others may have recovered the file; look at it, then append",
                     key=writer.path,
                     epoch=writer.epoch,
-                    reason="trust window over",
+                    reason="local_deadline",
                 )
             )

@@ -1,6 +1,6 @@
-"""What a reset of checkpoints would do: where each partition goes on now, and where then.
+"""What a reset of checkpoints would do: the next event of each partition before and after it.
 
-A plan changes nothing; ``ResetPlan.positions`` is what ``Store.reset`` is to be given.
+A plan changes nothing; ``ResetPlan.positions`` is the argument of ``Store.reset``.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ResetPlan:
 
     @property
     def positions(self) -> Mapping[str, Position | None]:
-        """The checkpoints as they are to be, by key; ``None``: none."""
+        """The new checkpoints by key; ``None``: to be removed."""
         return {
             each.key: None if each.then is None else Position(sequence_number=each.then - 1)
             for each in self.partitions
@@ -53,7 +53,7 @@ class ResetPlan:
 
     @property
     def held(self) -> Sequence[PartitionReset]:
-        """Partitions that somebody owns: while there is one, nothing can be reset."""
+        """Partitions that are owned: while there is one, nothing can be reset."""
         return [each for each in self.partitions if each.held_by is not None]
 
 
@@ -61,7 +61,7 @@ async def plan_reset(
     view: GroupView,
     *,
     to: Start | None,
-    places: LogPositions | None,
+    positions: LogPositions | None,
     partitions: Sequence[str] = (),
 ) -> ResetPlan:
     """Plan to put the checkpoints of a group to ``to`` (``None``: remove them).
@@ -69,30 +69,30 @@ async def plan_reset(
     Raises:
         UnknownResource: the group has no such partition.
         Trimmed: retention has removed the event at ``to`` in one of them.
-        UsageError: ``to`` lies beyond the end of one of them, or can not be found without a log.
+        UsageError: ``to`` is beyond the end of one of them, or cannot be found without a log.
     """
     chosen = [view.partition(each) for each in dict.fromkeys(partitions)] or view.partitions
-    if to is not None and places is None and to.kind is not StartKind.SEQUENCE:
+    if to is not None and positions is None and to.kind is not StartKind.SEQUENCE:
         raise UsageError(
             f"{view.stream!r} is no stream of the log in this store, so nobody can tell where "
             f"{str(to)!r} is: use seq:N, or remove the checkpoints"
         )
-    plan = [_planned(each, await _next_number(each, to, places)) for each in chosen]
+    plan = [_planned(each, await _next_number(each, to, positions)) for each in chosen]
     return ResetPlan(partitions=tuple(plan))
 
 
 async def _next_number(
-    part: PartitionView, to: Start | None, places: LogPositions | None
+    part: PartitionView, to: Start | None, positions: LogPositions | None
 ) -> int | None:
     if to is None:
         return None
-    if places is None:
+    if positions is None:
         return to.value
     try:
-        return await places.sequence_of(part.partition, to)
+        return await positions.sequence_of(part.partition, to)
     except Trimmed as error:
-        words = f"partition {part.partition}: {error}"
-        raise Trimmed(words, earliest=error.earliest) from error
+        message = f"partition {part.partition}: {error}"
+        raise Trimmed(message, earliest=error.earliest) from error
     except UsageError as error:
         raise UsageError(f"partition {part.partition}: {error}") from error
 
@@ -101,8 +101,8 @@ def _planned(part: PartitionView, then: int | None) -> PartitionReset:
     now = None if part.checkpoint is None else part.checkpoint + 1
     again = skipped = None
     if now is not None and then is not None:
-        # Only events that there are can come again: none that retention has removed, and none
-        # of a former stream of this name, which a checkpoint beyond the head speaks of.
+        # Only events that exist can repeat: none that retention has removed, and none of a
+        # former stream of this name, to which a checkpoint beyond the head refers.
         end = now if part.head is None else min(now, part.head + 1)
         again, skipped = max(0, end - max(then, part.first or 0)), max(0, then - now)
     return PartitionReset(
@@ -112,5 +112,5 @@ def _planned(part: PartitionView, then: int | None) -> PartitionReset:
         then=then,
         again=again,
         skipped=skipped,
-        held_by=part.keeper,
+        held_by=part.held_by,
     )

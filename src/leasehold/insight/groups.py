@@ -1,9 +1,8 @@
-"""A group of consumers as people see it: its members, its partitions, and how far they are.
+"""A group of consumers: its members, its partitions and their lag.
 
-The store is asked a few times in a row: what changes in between may show in one part and not yet in
-another. Nothing is changed, and no reader of the stream notices.
-
-What becomes of a partition that an operator moves: whether the group would let it stay.
+The store is read several times in a row: a change in between may show in one part and not yet in
+another. Nothing is changed, and readers of the stream are not disturbed. ``would_be_undone`` tells
+whether the group would move a partition back after an operator has moved it.
 """
 
 from __future__ import annotations
@@ -47,12 +46,12 @@ class GroupView:
 
     @property
     def owned(self) -> int:
-        """How many partitions somebody owns at this moment."""
+        """How many partitions are owned now."""
         return sum(each.state in (State.LEASED, State.BREAKING) for each in self.partitions)
 
     @property
     def spread(self) -> int | None:
-        """The most partitions that a member has, less the fewest; of members that stay."""
+        """The largest number of partitions of a member less the smallest, of members that stay."""
         counts = [each.keys for each in self.members if not each.leaving]
         return max(counts) - min(counts) if counts else None
 
@@ -69,7 +68,7 @@ class GroupView:
         return max(known, default=None) if len(known) == len(self.partitions) else None
 
     def partition(self, partition: str) -> PartitionView:
-        """One of its partitions.
+        """Return one of its partitions.
 
         Raises:
             UnknownResource: it has no such partition; the message names some that it has.
@@ -79,11 +78,11 @@ class GroupView:
                 return each
         raise UnknownResource(
             f"group {self.group!r} of {self.stream!r} has no partition {partition!r}: it has "
-            f"{some_of([each.partition for each in self.partitions])}"
+            f"{sample_of([each.partition for each in self.partitions])}"
         )
 
     def member(self, holder: str) -> MemberView:
-        """One of its members.
+        """Return one of its members.
 
         Raises:
             UnknownResource: there is no such member now; the message names some that there are.
@@ -93,7 +92,7 @@ class GroupView:
                 return each
         raise UnknownResource(
             f"{holder!r} is no living member of group {self.group!r} of {self.stream!r}: "
-            f"{members_there([each.holder for each in self.members])}"
+            f"{list_of_members([each.holder for each in self.members])}"
         )
 
 
@@ -106,21 +105,21 @@ async def group_view(
     source: EndsReader | None = None,
     peek: Peek | None = None,
 ) -> GroupView:
-    """A group as it is now.
+    """Return a group as it is now.
 
     Without ``source`` head and lag are not known; without ``peek`` how long events wait is not.
     ``now`` is the wall clock, and only says how old an event is.
 
     Raises:
         UnknownResource: the store knows no such group; the message names those it knows.
-        InvalidName: stream or group is no name.
+        InvalidName: stream or group is not a valid name.
     """
     name = partition_group(stream, group)
     resources = await store.resources(name)
     if not resources:
         raise UnknownResource(
             f"there is no group {group!r} of stream {stream!r} in this store: it has "
-            f"{some_of([f'{s!r} {g!r}' for s, g in await known_groups(store)])}. A group appears "
+            f"{sample_of([f'{s!r} {g!r}' for s, g in await known_groups(store)])}. A group appears "
             "when its first processor starts"
         )
     members = await store.members(name)
@@ -154,7 +153,7 @@ async def group_view(
 
 
 async def known_groups(store: Store) -> Sequence[tuple[str, str]]:
-    """Stream and name of every group that shares partitions, sorted; jobs and files are none."""
+    """Return stream and name of every group that shares partitions, sorted."""
     found = []
     for name in await store.groups():
         parts = name.split("/")
@@ -166,7 +165,7 @@ async def known_groups(store: Store) -> Sequence[tuple[str, str]]:
 async def group_views(
     store: Store, *, now: datetime, sources: Mapping[str, EndsReader] | None = None
 ) -> Sequence[GroupView]:
-    """All groups that share partitions; ``sources`` by the name of the stream."""
+    """Return all groups that share partitions; ``sources`` by the name of the stream."""
     views = []
     for stream, group in await known_groups(store):
         source = (sources or {}).get(stream)
@@ -180,7 +179,7 @@ async def group_views(
 def _oldest(
     checkpoints: Mapping[str, Checkpoint], ends: Mapping[str, PartitionEnds]
 ) -> Mapping[str, int]:
-    """The oldest event that waits, of each partition where one does."""
+    """Return the number of the oldest waiting event of each partition that has one."""
     found = {}
     for key, checkpoint in checkpoints.items():
         number = waiting(checkpoint, ends.get(last_part(key))).next_number
@@ -192,13 +191,13 @@ def _oldest(
 _MAX_NAMED = 8
 
 
-def members_there(holders: Sequence[str]) -> str:
-    """Who is there, for a message that somebody is not."""
-    return f"its members are {some_of(holders)}" if holders else "there are no members"
+def list_of_members(holders: Sequence[str]) -> str:
+    """List the members, for the message that one does not exist."""
+    return f"its members are {sample_of(holders)}" if holders else "there are no members"
 
 
-def some_of(names: Sequence[str]) -> str:
-    """A few names for a message."""
+def sample_of(names: Sequence[str]) -> str:
+    """Return a few of the names, for a message."""
     if not names:
         return "none"
     more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
@@ -206,10 +205,10 @@ def some_of(names: Sequence[str]) -> str:
 
 
 def would_be_undone(view: GroupView, *, owner: str | None, to: str) -> bool:
-    """Whether ``to`` would have more than its even share after a move from ``owner``.
+    """Return whether ``to`` would have more than its even share after a move from ``owner``.
 
     Members that share evenly give what is too much away within a cycle, most likely this very
-    partition. Other strategies may let it stay: which one a member has, nobody tells.
+    partition. Other strategies may let it stay: members do not publish their strategy.
     """
     change = {owner: -1, to: 1}
     after = [
@@ -217,7 +216,7 @@ def would_be_undone(view: GroupView, *, owner: str | None, to: str) -> bool:
             holder=each.holder,
             count=each.keys + change.get(each.holder, 0),
             weight=each.weight,
-            most=each.most,
+            most=each.max_partitions,
         )
         for each in view.members
         if not each.leaving

@@ -1,7 +1,7 @@
-"""Open what a command or a page looks at: the store, and beside it the log, if there is one.
+"""Open the store that a command inspects, and its log, if there is one.
 
-A store need not have a log, and a stream need not be one of it: then only heads and lags are not
-known. Nothing is claimed, recovered or made, but the tables that a log begins with.
+A store need not have a log, and a stream need not be in it: then only heads and lags are not known.
+Nothing is claimed, recovered or created, except the tables that a log begins with.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ if TYPE_CHECKING:
 class Inspector:
     """Made by ``open_inspector``: a store, and the log in the same database where there is one.
 
-    ``trouble`` says why heads and lags can not be told though there is a log; else it is empty.
+    ``failure``: why heads and lags are not known although there is a log; else empty.
     """
 
     def __init__(self, store: Store, *, url: str, clock: Clock) -> None:
-        """The log is opened when it is first asked for."""
+        """Open no log yet: that happens at its first use."""
         self.store = store
         self.clock = clock
-        self.trouble = ""
+        self.failure = ""
         self._url = url
         self._log: Log | None = None
         self._asked = False
 
-    async def places(self, stream: str) -> LogPositions | None:
-        """The places of a stream; ``None`` if it is no stream of the embedded log."""
+    async def positions(self, stream: str) -> LogPositions | None:
+        """Return the positions of a stream; ``None`` if it is not in the embedded log."""
         if not self._asked:
             self._asked = True
             self._log = await anyio.to_thread.run_sync(self._opened)
@@ -54,34 +54,36 @@ class Inspector:
         return LogPositions(self._log, stream)
 
     async def group(self, stream: str, group: str, *, lags: bool = True) -> GroupView:
-        """One group, with all that can be known of it; without ``lags`` the log is not looked at.
+        """Return a group; without ``lags`` the log is not read.
 
         Raises:
             UnknownResource: the store knows no such group.
         """
-        places = await self.places(stream) if lags else None
+        positions = await self.positions(stream) if lags else None
         now = self.clock.utc_now()
         try:
-            view = await group_view(self.store, stream, group, now=now, source=places, peek=places)
+            view = await group_view(
+                self.store, stream, group, now=now, source=positions, peek=positions
+            )
         except UnknownStream:  # deleted since we asked
             return await group_view(self.store, stream, group, now=now)
-        if places is not None:
-            self.trouble = places.trouble
+        if positions is not None:
+            self.failure = positions.failure
         return view
 
     async def groups(self) -> Sequence[GroupView]:
-        """All groups; how long events wait is not looked up."""
+        """Return all groups, without how long events wait."""
         streams = {stream for stream, _ in await known_groups(self.store)}
-        found = [(each, await self.places(each)) for each in sorted(streams)]
-        places = {stream: each for stream, each in found if each is not None}
-        sources = {stream: RememberedEnds(each) for stream, each in places.items()}
+        found = [(each, await self.positions(each)) for each in sorted(streams)]
+        positions = {stream: each for stream, each in found if each is not None}
+        sources = {stream: RememberedEnds(each) for stream, each in positions.items()}
         views = await group_views(self.store, now=self.clock.utc_now(), sources=sources)
-        if places:
-            self.trouble = next((each.trouble for each in places.values() if each.trouble), "")
+        if positions:
+            self.failure = next((each.failure for each in positions.values() if each.failure), "")
         return views
 
     async def close(self) -> None:
-        """Close the log; the store belongs to whoever opened it."""
+        """Close the log; the store stays open."""
         if self._log is not None:
             await anyio.to_thread.run_sync(self._log.close)
 
@@ -92,23 +94,23 @@ class Inspector:
         except UsageError:
             return None  # no database that can keep a log, or one without a volume
         except (StoreUnusable, VolumeUnusable) as error:
-            self.trouble = str(error)
+            self.failure = str(error)
             return None
 
 
 @asynccontextmanager
 async def open_inspector(url: str, *, clock: Clock | None = None) -> AsyncIterator[Inspector]:
-    """Open the store that ``url`` names, to look at it.
+    """Open the store that ``url`` names, to read it.
 
     Raises:
         InvalidUrl: the URL names no store.
-        StoreUnavailable, StoreUnusable: it does not answer, or can not serve.
+        StoreUnavailable, StoreUnusable: it does not answer, or cannot serve.
     """
     clock = clock or SystemClock()
     async with open_store(url, clock=clock) as store:
-        desk = Inspector(store, url=url, clock=clock)
+        inspector = Inspector(store, url=url, clock=clock)
         try:
-            yield desk
+            yield inspector
         finally:
             with anyio.CancelScope(shield=True):
-                await desk.close()
+                await inspector.close()

@@ -1,7 +1,7 @@
-"""Jobs as people see them: who runs each, how the last run ended, what is due, what was ordered.
+"""Jobs: who runs each, how the last run ended, what is due, what operators requested.
 
 All of it is read from the store: the keys of the group ``job``, their last terms with the notes,
-their checkpoints (which occurrences are done) and the orders. Nothing is changed.
+their checkpoints (which occurrences are done) and the requests. Nothing is changed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from leasehold.core.cron import parse_schedule
 from leasehold.errors import InvalidSchedule, UnknownResource, UsageError
-from leasehold.insight.groups import some_of
+from leasehold.insight.groups import sample_of
 from leasehold.jobs.operator_requests import read_requests
 from leasehold.jobs.run_log import log_entries, read_progress
 from leasehold.jobs.wish import GROUP
@@ -36,12 +36,12 @@ TOLERANCE = timedelta(minutes=1)
 
 
 class JobState(Enum):
-    """What a job is about, in a word."""
+    """The state of a job."""
 
     RUNNING = "running"
-    KEPT = "kept"  # handed over, and not taken yet
+    HANDING_OVER = "handing_over"  # handed over, and not taken yet
     PAUSED = "paused"
-    WANTED = "wanted"  # an operator wants it to be run now
+    RUN_REQUESTED = "run_requested"  # an operator wants it to be run now
     FREE = "free"
 
 
@@ -50,12 +50,12 @@ class JobView:
     """A job; what is not known is ``None``.
 
     Attributes:
-        resource: its key, as the store knows it. peer: the holder's lease.
+        resource: its key, as the store knows it. member: the holder's lease.
         current: the run that is under way; last: the one that ended last, and did run.
         schedule: as the newest run has told it; ``None`` also if it can not be read here.
         schedule_text: the same as text; empty if the runs have none.
         ran: which occurrences are done.
-        paused, wanted: the orders that stand at this moment.
+        paused, run_requested: the orders that stand at this moment.
         next_at: the next moment of the schedule that is not done, if the job is not paused.
         late_s: how long an occurrence has been waiting for a run, if that is longer than a
             minute and the job is not paused.
@@ -63,37 +63,37 @@ class JobView:
 
     name: str
     resource: Resource
-    peer: MemberRecord | None
+    member: MemberRecord | None
     current: RunLogEntry | None
     last: RunLogEntry | None
     schedule: Schedule | None
     schedule_text: str
     ran: ScheduleProgress | None
     paused: OperatorRequest | None
-    wanted: OperatorRequest | None
+    run_requested: OperatorRequest | None
     next_at: datetime | None
     late_s: float | None
 
     @property
     def held(self) -> bool:
-        """Whether somebody has it."""
+        """Whether it has a holder."""
         return self.resource.state in (State.LEASED, State.BREAKING)
 
     @property
     def state(self) -> JobState:
-        """What it is about; a job that is paused while it runs is running."""
+        """The state; a job that is paused while it runs is running."""
         if self.held:
             return JobState.RUNNING
         if self.resource.handed_to is not None:
-            return JobState.KEPT
+            return JobState.HANDING_OVER
         if self.paused is not None:
             return JobState.PAUSED
-        return JobState.FREE if self.wanted is None else JobState.WANTED
+        return JobState.FREE if self.run_requested is None else JobState.RUN_REQUESTED
 
     @property
     def lease_s(self) -> float | None:
         """How long the holder's lease is."""
-        return (self.peer.duration_s or None) if self.peer else None
+        return (self.member.duration_s or None) if self.member else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,35 +108,25 @@ class _JobRecords:
 
 
 async def job_views(store: Store, *, now: datetime) -> Sequence[JobView]:
-    """All jobs of a store, by name. ``now`` is the wall clock: it says what is late."""
-    scene = await _scene(store, now)
-    return [await _view(store, scene, key) for key in sorted(scene.resources, key=last_part)]
+    """Return all jobs of a store, by name. ``now`` is the wall clock: it says what is late."""
+    records = await _read_records(store, now)
+    return [await _view(store, records, key) for key in sorted(records.resources, key=last_part)]
 
 
 async def job_view(store: Store, name: str, *, now: datetime) -> JobView:
-    """One job.
-
-    Raises:
-        UnknownResource: it has never been reserved in this store; the message names some others.
-        InvalidName: it is no name of a job.
-    """
-    key, scene = job_key(name), await _scene(store, now)
-    if key not in scene.resources:
-        known = some_of(sorted(last_part(each) for each in scene.resources))
+    """Return one job; raise ``UnknownResource`` if it was never reserved in this store."""
+    key, records = job_key(name), await _read_records(store, now)
+    if key not in records.resources:
+        known = sample_of(sorted(last_part(each) for each in records.resources))
         raise UnknownResource(
             f"there is no job {name!r} in this store: it has {known}. A job appears when it is "
             "first reserved, or when its first worker starts"
         )
-    return await _view(store, scene, key)
+    return await _view(store, records, key)
 
 
 async def job_log(store: Store, name: str) -> Sequence[RunLogEntry]:
-    """The reservations of a job that the store still knows, newest first; not all were runs.
-
-    Raises:
-        UnknownResource: as ``job_view``.
-        InvalidName: it is no name of a job.
-    """
+    """Return the reservations of a job that the store keeps, newest first; not all were runs."""
     key = job_key(name)
     log = log_entries(await store.history(key, limit=MAX_TERMS))
     if not log and key not in await store.resources(GROUP):
@@ -145,11 +135,7 @@ async def job_log(store: Store, name: str) -> Sequence[RunLogEntry]:
 
 
 def schedule_of(text: str) -> Schedule:
-    """The schedule that a run has told: its text, and after it the time zone if there is one.
-
-    Raises:
-        InvalidSchedule: it can not be read.
-    """
+    """Parse the schedule of a run's note: its text, followed by the time zone if there is one."""
     line, _, zone = text.rpartition(" ")
     try:
         return parse_schedule(text)
@@ -159,7 +145,7 @@ def schedule_of(text: str) -> Schedule:
         return parse_schedule(line, tz=zone.strip("[]()"))
 
 
-async def _scene(store: Store, now: datetime) -> _JobRecords:
+async def _read_records(store: Store, now: datetime) -> _JobRecords:
     return _JobRecords(
         resources=await store.resources(GROUP),
         members=await store.members(GROUP),
@@ -169,31 +155,31 @@ async def _scene(store: Store, now: datetime) -> _JobRecords:
     )
 
 
-async def _view(store: Store, scene: _JobRecords, key: str) -> JobView:
-    name, resource = last_part(key), scene.resources[key]
+async def _view(store: Store, records: _JobRecords, key: str) -> JobView:
+    name, resource = last_part(key), records.resources[key]
     log = await _recent(store, key)
     text = next((each.note.schedule for each in log if each.note.schedule), "")
-    schedule, carried_out = _readable(text), _ran(scene.checkpoints.get(key))
-    is_paused = scene.orders.is_paused(name, now=scene.now)
+    schedule, carried_out = _readable(text), _ran(records.checkpoints.get(key))
+    is_paused = records.orders.is_paused(name, now=records.now)
     held = resource.state in (State.LEASED, State.BREAKING)
     return JobView(
         name=name,
         resource=resource,
-        peer=scene.members.get(resource.holder or ""),
+        member=records.members.get(resource.holder or ""),
         current=next((each for each in log if held and each.epoch == resource.epoch), None),
         last=_last(log),
         schedule=schedule,
         schedule_text=text,
         ran=carried_out,
-        paused=scene.orders.paused[name] if is_paused else None,
-        wanted=scene.orders.run_requests.get(name),
-        next_at=None if is_paused else _next_at(schedule, carried_out, scene.now),
-        late_s=None if is_paused or held else _late_s(schedule, carried_out, scene.now),
+        paused=records.orders.paused[name] if is_paused else None,
+        run_requested=records.orders.run_requests.get(name),
+        next_at=None if is_paused else _next_at(schedule, carried_out, records.now),
+        late_s=None if is_paused or held else _late_s(schedule, carried_out, records.now),
     )
 
 
 async def _recent(store: Store, key: str) -> Sequence[RunLogEntry]:
-    """The newest entries; all there are only if no run that ended is among the first ones."""
+    """Return the newest entries; all of them if no ended run is among the first ones."""
     terms = await store.history(key, limit=_LOOK_BACK)
     log = log_entries(terms)
     if _last(log) is None and len(terms) == _LOOK_BACK:
@@ -222,7 +208,7 @@ def _ran(checkpoint: Checkpoint | None) -> ScheduleProgress | None:
 def _next_at(
     schedule: Schedule | None, carried_out: ScheduleProgress | None, now: datetime
 ) -> datetime | None:
-    """What is done already is not run again, even if it lies in the future."""
+    """Return the next occurrence; what is done is not run again, even in the future."""
     if schedule is None:
         return None
     return schedule.next(max(now, carried_out.done) if carried_out else now)

@@ -1,4 +1,4 @@
-"""One member of a group as people see it."""
+"""One member of a group."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class MemberView:
     """A member whose lease has not ended.
 
-    ``keys`` is how many partitions it owns, ``most`` how many it would take, ``load`` the sum of
-    what it measured on them (``None``: nothing). ``draining``: it gives everything away.
+    ``keys`` is how many partitions it owns, ``max_partitions`` how many it takes at most, ``load``
+    the sum of what it measured on them (``None``: nothing). ``draining``: it gives everything away.
     ``leave_requested``: an operator asked it to.
     """
 
@@ -27,7 +27,7 @@ class MemberView:
     pid: int | None
     keys: int
     weight: float
-    most: int | None
+    max_partitions: int | None
     draining: bool
     leave_requested: bool
     renewed_ago_s: float | None
@@ -40,19 +40,19 @@ class MemberView:
         return self.draining or self.leave_requested
 
 
-def member_view(peer: MemberRecord, *, keys: int) -> MemberView:
-    """A member, and how many keys it owns."""
-    info = sanitized(peer.info)
+def member_view(member: MemberRecord, *, keys: int) -> MemberView:
+    """Return a member, with the number of keys it owns."""
+    info = sanitized(member.info)
     return MemberView(
-        holder=peer.holder,
+        holder=member.holder,
         host=info.host or None,
         pid=info.pid or None,
         keys=keys,
         weight=info.weight,
-        most=info.most,
+        max_partitions=info.most,
         draining=info.draining,
-        leave_requested=peer.leave_requested,
-        renewed_ago_s=renewed_ago_s(peer),
-        time_left_s=peer.remaining_s,
+        leave_requested=member.leave_requested,
+        renewed_ago_s=renewed_ago_s(member),
+        time_left_s=member.remaining_s,
         load=math.fsum(info.loads.values()) if info.loads else None,
     )

@@ -1,8 +1,8 @@
-"""Where a stream's partitions begin and end, and which event lies at a place: looks, no claims.
+"""Where a stream's partitions begin and end, and which event is at a position.
 
-A look takes no partition from anybody: it has no group and no epoch, so the readers that work on
-the stream never notice it. ``ends`` is that of an ``EventSource``, so any source can stand in for
-it; only the log can also be looked into.
+Nothing is claimed: reading without a group and an epoch does not disturb the readers of the stream.
+``ends`` is that of an ``EventSource``, so any source can be used; only the log can also be read at
+a position.
 """
 
 from __future__ import annotations
@@ -24,32 +24,31 @@ if TYPE_CHECKING:
 
 
 class EndsReader(Protocol):
-    """Tells where partitions begin and end; every ``EventSource`` does."""
+    """Knows where partitions begin and end; every ``EventSource`` does."""
 
     async def ends(self, partitions: Sequence[str]) -> Mapping[str, PartitionEnds]:
-        """Where each of these partitions begins and ends now."""
+        """Return where each of these partitions begins and ends now."""
         ...
 
 
 class Peek(Protocol):
-    """Tells when an event came, without reading for anybody."""
+    """Knows when an event was enqueued."""
 
     async def enqueued_at(self, numbers: Mapping[str, int]) -> Mapping[str, datetime]:
-        """When the event with this number came, by partition; left out where it is not known."""
+        """Return when the event with this number came, by partition; omitted if not known."""
         ...
 
 
 class RememberedEnds:
-    """The ends of partitions as they were when they were first asked for: for one look at much."""
+    """The ends of partitions, cached at the first read: for one consistent view of much."""
 
     def __init__(self, source: EndsReader) -> None:
-        """Ask ``source``, once for each partition."""
         self._source = source
         self._asked: set[str] = set()
         self._known: dict[str, PartitionEnds] = {}
 
     async def ends(self, partitions: Sequence[str]) -> Mapping[str, PartitionEnds]:
-        """See ``EndsReader``."""
+        """Return the ends; each partition is read once."""
         unknown = [each for each in partitions if each not in self._asked]
         if unknown:
             self._asked.update(unknown)
@@ -58,21 +57,18 @@ class RememberedEnds:
 
 
 class LogPositions:
-    """The places of one stream of the embedded log: ``EndsReader`` and ``Peek``, and more."""
+    """The positions of one stream of the embedded log: an ``EndsReader`` and a ``Peek``."""
 
     def __init__(self, log: Log, stream: str) -> None:
-        """Over a log that is open, and stays open for as long as this is used.
-
-        ``trouble`` says why something could not be looked at; it is empty if all could.
-        """
-        self.trouble = ""
+        """``failure``: why something could not be read; empty if all could. The log stays open."""
+        self.failure = ""
         self._log = log
         self._stream = stream
 
     async def ends(self, partitions: Sequence[str]) -> Mapping[str, PartitionEnds]:
-        """Where each of these partitions begins and ends.
+        """Return where each of these partitions begins and ends.
 
-        A partition that the stream does not have, or that can not be read, is left out.
+        A partition that the stream does not have, or that cannot be read, is omitted.
 
         Raises:
             UnknownStream: the stream was deleted.
@@ -80,7 +76,7 @@ class LogPositions:
         return await anyio.to_thread.run_sync(self._ends, frozenset(partitions))
 
     async def enqueued_at(self, numbers: Mapping[str, int]) -> Mapping[str, datetime]:
-        """When these events came; one that was trimmed or can not be read is left out.
+        """Return when these events came; one that was trimmed or cannot be read is omitted.
 
         Raises:
             UnknownStream: the stream was deleted.
@@ -88,32 +84,32 @@ class LogPositions:
         return await anyio.to_thread.run_sync(self._enqueued_at, dict(numbers))
 
     async def sequence_of(self, partition: str, start: Start) -> int:
-        """The number of the first event that would be read from ``start`` on.
+        """Return the number of the first event at or after ``start``.
 
         Raises:
             Trimmed: retention has removed the event at ``start``.
-            UsageError: it lies beyond the end, or there is no such partition.
+            UsageError: it is beyond the end, or there is no such partition.
             UnknownStream: the stream was deleted.
         """
         return await anyio.to_thread.run_sync(self._sequence_of, partition, start)
 
     def _ends(self, wanted: frozenset[str]) -> Mapping[str, PartitionEnds]:
-        found, self.trouble = {}, ""
+        found, self.failure = {}, ""
         count = self._log.stream(self._stream).partitions
-        # Not by Log.info: of a partition that can not be read it tells the least that may be.
+        # Not by Log.info: for a partition that cannot be read it returns lower bounds.
         for partition in sorted(wanted & {str(number) for number in range(count)}):
             try:
                 with self._log.reader(self._stream, int(partition)) as reader:
                     first = reader.position
                     found[partition] = PartitionEnds(first=first, next=first + reader.lag())
             except (DataDamaged, VolumeUnusable) as error:
-                self.trouble = f"partition {partition}: {error}"
+                self.failure = f"partition {partition}: {error}"
         return found
 
     def _enqueued_at(self, numbers: Mapping[str, int]) -> Mapping[str, datetime]:
         found = {}
         for partition, number in numbers.items():
-            # What can not be looked at is not known; everything else still is.
+            # What cannot be read is not known; everything else still is.
             with suppress(DataDamaged, Trimmed, UsageError, VolumeUnusable):
                 at = self._one_enqueued_at(partition, number)
                 if at is not None:

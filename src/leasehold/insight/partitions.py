@@ -1,4 +1,4 @@
-"""One partition of a group as people see it: its owner, its checkpoint, and what waits for it."""
+"""One partition of a group: its owner, its checkpoint and its backlog."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class PartitionView:
         checkpoint: the number of the last event that is done.
         first, head: the numbers of the oldest event that is kept and of the newest one.
         lag_events: how many events wait; not known without a checkpoint, unless there is no event,
-            nor if the checkpoint is astray.
+            nor if ``beyond_end``.
         lag_s: how long the oldest of them has waited; 0 if none does.
         missed_events: how many events retention has removed before they were done.
-        astray: the checkpoint lies beyond the head, as after a stream was deleted and made anew.
-        handed_to: for whom a free key is kept. asked_by: who would like to have it.
+        beyond_end: the checkpoint lies beyond the head, as after a stream was deleted and made
+        anew. handed_to: for whom a free key is reserved. asked_by: who requested it.
     """
 
     partition: str
@@ -51,13 +51,13 @@ class PartitionView:
     lag_events: int | None
     lag_s: float | None
     missed_events: int | None
-    astray: bool
+    beyond_end: bool
     handed_to: str | None
     asked_by: str | None
 
     @property
-    def keeper(self) -> str | None:
-        """Who owns it, or for whom it is kept; ``None`` if it is free."""
+    def held_by(self) -> str | None:
+        """Who owns it, or for whom it is reserved; ``None`` if it is free."""
         if self.state in (State.LEASED, State.BREAKING):
             return self.owner
         return self.handed_to
@@ -65,24 +65,24 @@ class PartitionView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backlog:
-    """What can be told of the events of a partition, from its checkpoint and its ends."""
+    """The events that wait in a partition, by its checkpoint and its ends."""
 
     lag_events: int | None = None
     missed_events: int | None = None
     next_number: int | None = None  # the oldest event that waits, if one does
-    astray: bool = False
+    beyond_end: bool = False
 
 
 def waiting(checkpoint: Checkpoint | None, ends: PartitionEnds | None) -> Backlog:
-    """How many events wait, and which is the oldest of them."""
+    """Return how many events wait, and which is the oldest of them."""
     if ends is None:
         return Backlog()
     if checkpoint is None:
-        # Where a processor would begin is its own affair; but without events nothing waits.
+        # The processor's own start position decides; but without events nothing waits.
         return Backlog(lag_events=0) if ends.next == ends.first else Backlog()
     resumes_at = checkpoint.resumes_at
     if resumes_at > ends.next:
-        return Backlog(astray=True)
+        return Backlog(beyond_end=True)
     oldest = max(resumes_at, ends.first)
     return Backlog(
         lag_events=ends.next - oldest,
@@ -100,7 +100,7 @@ def partition_view(
     waits_since: datetime | None,
     now: datetime,
 ) -> PartitionView:
-    """Put together what the store and the source say of one partition."""
+    """Combine what the store and the source know of one partition."""
     wait = waiting(checkpoint, ends)
     return PartitionView(
         partition=last_part(resource.key),
@@ -121,15 +121,15 @@ def partition_view(
         lag_events=wait.lag_events,
         lag_s=_lag_s(wait, waits_since, now),
         missed_events=wait.missed_events,
-        astray=wait.astray,
+        beyond_end=wait.beyond_end,
         handed_to=resource.handed_to,
         asked_by=resource.asked_by,
     )
 
 
-def renewed_ago_s(peer: MemberRecord) -> float | None:
-    """How long ago a member was heard of; ``None`` if the store does not say."""
-    return max(0.0, peer.duration_s - peer.remaining_s) if peer.duration_s else None
+def renewed_ago_s(member: MemberRecord) -> float | None:
+    """Return how long ago a member renewed; ``None`` if the store does not know."""
+    return max(0.0, member.duration_s - member.remaining_s) if member.duration_s else None
 
 
 def _time_left_s(resource: Resource, owner: MemberRecord | None) -> float | None:
@@ -143,5 +143,5 @@ def _lag_s(wait: Backlog, waits_since: datetime | None, now: datetime) -> float 
         return 0.0
     if waits_since is None or wait.next_number is None:
         return None
-    # Two machines' clocks: an event that seems to come from the future has just come.
+    # Clocks of two machines: an event from the future has just come.
     return max(0.0, (now - waits_since).total_seconds())

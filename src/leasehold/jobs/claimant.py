@@ -192,7 +192,7 @@ class Claimant:
             won = {each.key for each in mine}
             blocked = [each for each in wanted if each.key not in won]
         if mine:  # half of it is of no use, and somebody else may want it
-            note = replace(self.note, outcome=Outcome.NOTHING, words=_HALF).to_json()
+            note = replace(self.note, outcome=Outcome.NO_RUN, words=_HALF).to_json()
             notes = {each.key: note for each in mine}
             await self._call("release", self._store.release(mine, notes=notes))
         self._in_doubt = False
@@ -233,7 +233,7 @@ class Claimant:
         runs = [each for each in noted if each.ran]
         if not over and noted and not runs and len(terms) < _TERMS:
             return None  # whoever had it let go before anything was run, and said so
-        if over or self.wish.on_crash is OnCrash.LEAVE:
+        if over or self.wish.on_crash is OnCrash.ABANDON:
             holder = runs[0].holder if runs else ""
             later = ran.done if ran is not None and ran.done > moment else None
             return Done(key=key, occurrence=moment, started=not over, holder=holder, later=later)
@@ -365,7 +365,7 @@ class Claimant:
         found = [seen[key] for key in self.wish.keys if key in seen]
         mine = [_proof(each, lease) for each in found if each.holder == lease.holder]
         if mine:
-            note = replace(self.note, outcome=Outcome.NOTHING, words=_UNHEARD).to_json()
+            note = replace(self.note, outcome=Outcome.NO_RUN, words=_UNHEARD).to_json()
             notes = {each.key: note for each in mine}
             await self._say("release", self._store.release(mine, notes=notes))
 

@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 log = logging.getLogger("leasehold.jobs")
 
-TRUST_OVER = "trust window over"
+TRUST_OVER = "local_deadline"
 _AFTER_AN_END_S = 0.02
 
 
@@ -171,7 +171,7 @@ class Holding:
         """
         lease = self.lease
         if lease is None:
-            raise LeaseLost(f"{self.holder} has no lease", key=self.holder, reason="not held")
+            raise LeaseLost(f"{self.holder} has no lease", key=self.holder, reason="not_held")
         sent_s = self._clock.boottime_s()
         answer = self._ground.store.renew(lease, since=self.view.version)
         changes = await self.call("renew", answer)

@@ -637,7 +637,7 @@ class Keyring:
             raise LeaseLost(
                 f"{holding.holder} has no lease at the moment, so it can take nothing",
                 key=holding.holder,
-                reason=holding.ended or "not held",
+                reason=holding.ended or "not_held",
             )
         asked = [
             each

@@ -34,7 +34,7 @@ class Policy:
         InvalidOptions: ``retries`` is not a number from 0 to 100.
     """
 
-    on_crash: OnCrash = OnCrash.RUN_AGAIN
+    on_crash: OnCrash = OnCrash.RERUN
     catch_up: CatchUp = CatchUp.LATEST
     max_age: timedelta | None = None
     overlap: Overlap = Overlap.SKIP

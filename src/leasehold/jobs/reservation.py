@@ -228,7 +228,7 @@ def try_reserve(
     lease: timedelta = DEFAULT_LEASE,
     wait: timedelta | None = _NO_WAIT,
     occurrence: datetime | None = None,
-    on_crash: OnCrash = OnCrash.RUN_AGAIN,
+    on_crash: OnCrash = OnCrash.RERUN,
     schedule: str = "",
     also: Sequence[str] = (),
     holder_name: str | None = None,
@@ -238,7 +238,7 @@ def try_reserve(
     """Reserve a job, or return who has it. Blocks for ``wait`` at most; None waits forever.
 
     ``occurrence``: reserve the run of this time, to the second; ``Done`` means that it is over.
-    If it was started and its holder crashed it is run again, unless ``OnCrash.LEAVE`` is given.
+    If it was started and its holder crashed it is run again, unless ``OnCrash.ABANDON`` is given.
     ``schedule`` is the schedule's text, for the log. ``also`` are further names, reserved together
     with the first or not at all. ``on_lost`` is called with the reason, in another thread, and must
     not block.
@@ -273,7 +273,7 @@ def reserve(
     lease: timedelta = DEFAULT_LEASE,
     wait: timedelta | None = None,
     occurrence: datetime | None = None,
-    on_crash: OnCrash = OnCrash.RUN_AGAIN,
+    on_crash: OnCrash = OnCrash.RERUN,
     schedule: str = "",
     also: Sequence[str] = (),
     holder_name: str | None = None,
@@ -402,7 +402,7 @@ async def try_reserve_async(
     lease: timedelta = DEFAULT_LEASE,
     wait: timedelta | None = _NO_WAIT,
     occurrence: datetime | None = None,
-    on_crash: OnCrash = OnCrash.RUN_AGAIN,
+    on_crash: OnCrash = OnCrash.RERUN,
     schedule: str = "",
     also: Sequence[str] = (),
     holder_name: str | None = None,
@@ -455,7 +455,7 @@ async def reserve_async(
     lease: timedelta = DEFAULT_LEASE,
     wait: timedelta | None = None,
     occurrence: datetime | None = None,
-    on_crash: OnCrash = OnCrash.RUN_AGAIN,
+    on_crash: OnCrash = OnCrash.RERUN,
     schedule: str = "",
     also: Sequence[str] = (),
     holder_name: str | None = None,

@@ -108,7 +108,7 @@ class Reserver:
         self._start_note = self._note.to_json()
         self._end_notes = {each: replace(self._note, outcome=each).to_json() for each in Outcome}
         self._cancelled_note = replace(
-            self._note, outcome=Outcome.NOTHING, words="called off"
+            self._note, outcome=Outcome.NO_RUN, words="called off"
         ).to_json()
         self._keyrings: dict[timedelta, tuple[Keyring, asyncio.Task[None]]] = {}
         self._keyring_of: dict[str, Keyring] = {}

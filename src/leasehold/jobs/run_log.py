@@ -99,8 +99,20 @@ class Outcome(Enum):
     EXPIRED = "expired"  # its process crashed, or was paused for too long
     KILLED = "killed"  # it did not stop when it was asked to
     BROKEN = "broken"  # by an operator
-    HANDED_OVER = "handed over"
-    NOTHING = "nothing"  # the job was reserved, and there was nothing to run
+    HANDED_OVER = "handed_over"
+    NO_RUN = "no_run"  # the job was reserved, and there was nothing to run
+
+    @property
+    def stored(self) -> str:
+        """The word that notes in a store keep for it."""
+        return _STORED_OUTCOMES.get(self.value, self.value)
+
+    @classmethod
+    def _missing_(cls, value: object) -> Outcome | None:
+        return next((each for each in cls if each.stored == value), None)
+
+
+_STORED_OUTCOMES = {"handed_over": "handed over", "no_run": "nothing"}
 
 
 _OUTCOME_OF_REASON = {
@@ -166,7 +178,7 @@ class RunNote:
             "occurrence": self.occurrence.astimezone(UTC).isoformat() if self.occurrence else "",
             "attempt": self.attempt if self.attempt != 1 else 0,
             "schedule": self.schedule,
-            "outcome": self.outcome.value if self.outcome else "",
+            "outcome": self.outcome.stored if self.outcome else "",
             "exit_code": self.exit_code,
             "words": self.words,
         }
@@ -218,7 +230,7 @@ class RunLogEntry:
     @property
     def ran(self) -> bool:
         """Whether it was, or is, a run; False if its holder found nothing to do."""
-        return self.outcome is not Outcome.NOTHING
+        return self.outcome is not Outcome.NO_RUN
 
     @classmethod
     def of(cls, term: Term) -> RunLogEntry:

@@ -80,7 +80,7 @@ class Wish:
     timing: LeaseTiming
     grace_s: float
     occurrence: datetime | None = None
-    on_crash: OnCrash = OnCrash.RUN_AGAIN
+    on_crash: OnCrash = OnCrash.RERUN
     schedule: str = ""
 
     @classmethod
@@ -91,7 +91,7 @@ class Wish:
         lease: timedelta,
         holder_name: str | None = None,
         occurrence: datetime | None = None,
-        on_crash: OnCrash = OnCrash.RUN_AGAIN,
+        on_crash: OnCrash = OnCrash.RERUN,
         schedule: str = "",
     ) -> Wish:
         """A wish for these jobs. Occurrences are told apart by the second.

@@ -154,7 +154,7 @@ class Holdings:
         """The work under this ownership has stopped: stop believing, and give it up."""
         drain = self._drains.get(ownership.key)
         if drain is not None and self._held.get(ownership.key) == ownership:
-            self.close(ownership.key, reason=reason or ("handed over" if drain.to else "released"))
+            self.close(ownership.key, reason=reason or ("handed_over" if drain.to else "released"))
             self.give_up(ownership, to=drain.to, in_order=reason is None)
 
     def believed(self, key: str, now_s: float) -> Ownership | None:
@@ -175,7 +175,7 @@ class Holdings:
     def force_overdue(self, now_s: float) -> None:
         """Stop by force what did not stop in time, and give it up."""
         for key in self.overdue(now_s):
-            self.drained(self._held[key], reason="drain limit")
+            self.drained(self._held[key], reason="drain_timeout")
 
     def next_deadline_s(self) -> float:
         """When the next key must have stopped."""
@@ -600,7 +600,7 @@ class Cycle:
             LeaseLost: it is over.
         """
         if not self._trusts():
-            raise LeaseLost("the trust window is over", reason="trust window over")
+            raise LeaseLost("the trust window is over", reason="local_deadline")
 
     def _lose_lease(self, reason: str) -> None:
         log.warning(

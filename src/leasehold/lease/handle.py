@@ -50,7 +50,7 @@ class Handle:
 
     def lost(self) -> LeaseLost:
         """Return the error for an ownership that has ended."""
-        reason = self.ended or "trust window over"
+        reason = self.ended or "local_deadline"
         return LeaseLost(
             f"partition {self.partition} is not held here any more ({reason}; epoch "
             f"{self.ownership.epoch}): stop, and leave its events to the owner that follows",

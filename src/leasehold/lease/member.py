@@ -168,7 +168,7 @@ class Member(Cycle):
             raise LeaseLost(
                 f"{key} is not held here: ask holds(key) before you act on it",
                 key=key,
-                reason="not held",
+                reason="not_held",
             )
         return ownership
 
@@ -228,7 +228,7 @@ class Member(Cycle):
                 if self._lease is not None and not self._trusts():
                     # Permanent: an answer that comes now must not make the same lease valid again.
                     self._lapsed = True
-                    self._holdings.close_held(reason="trust window over")
+                    self._holdings.close_held(reason="local_deadline")
                 if self._holdings.overdue(now_s):
                     self._holdings.force_overdue(now_s)
                     self._wake.set()  # the release has to be sent

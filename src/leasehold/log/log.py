@@ -321,7 +321,7 @@ class Log:
         if not settings.retain_age_s and not settings.retention_bytes:
             raise UsageError(
                 f"{stream} keeps everything: say what may go with an age (--older-than 7d) or a "
-                "size (--keep-size 10GB); 0 is no limit"
+                "size (--retention-size 10GB); 0 is no limit"
             )
         return trim(
             replace(found, settings=settings),

@@ -193,7 +193,7 @@ class PartitionRouter:
             return False
         if last.host == host_name() and last.address.startswith(SCHEME):
             return True
-        if last.silent_s > self._context.soft_limit_s:
+        if last.idle_s > self._context.soft_limit_s:
             return False
         raise FileHeld(
             f"{self.partition} is being written by {last.holder} on the machine {last.host}: "
@@ -204,7 +204,7 @@ class PartitionRouter:
             host=last.host,
             since=last.opened_at,
             epoch=last.epoch,
-            retry_after_s=max(self._context.soft_limit_s - last.silent_s, 0.0),
+            retry_after_s=max(self._context.soft_limit_s - last.idle_s, 0.0),
             address=last.address,
         )
 

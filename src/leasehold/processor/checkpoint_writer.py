@@ -183,7 +183,7 @@ class CheckpointWriter:
                 return
             del self._pending[ownership.key]
         if waiting.waiters or waiting.listener:
-            self._refuse(waiting, "not held")
+            self._refuse(waiting, "not_held")
 
     def close(self) -> None:
         """Refuse all pending writes, and all that still come."""
@@ -273,7 +273,7 @@ class CheckpointWriter:
             if self._member.holds(each.write.ownership.key) == each.write.ownership:
                 held.append(each)
             else:
-                self._refuse(each, "not held")
+                self._refuse(each, "not_held")
         return held
 
     def _enqueue(self, new: _PendingWrite) -> None:
@@ -296,7 +296,7 @@ class CheckpointWriter:
                 sooner = due_s < self._next_due_s
                 self._next_due_s = min(self._next_due_s, due_s)
         if stale is not None:
-            self._refuse(stale, "not held")
+            self._refuse(stale, "not_held")
         if sooner:
             self._wake(self._wake_writer)
 

@@ -78,16 +78,16 @@ class CloseReason(Enum):
 
     ``SHUTDOWN``: the processor was stopped. ``HANDED_OVER``: drained, and passed to another host or
     released. ``LOST``: another host owns the lease or the partition, or the drain took too long.
-    ``ERROR``: the processor failed. ``STALLED``: no progress, so passed on. ``RESET``: an operator
+    ``ERROR``: the processor failed. ``STALLED``: no progress, so passed on. ``BROKEN``: an operator
     broke it.
     """
 
     SHUTDOWN = "shutdown"
-    HANDED_OVER = "handed over"
+    HANDED_OVER = "handed_over"
     LOST = "lost"
     ERROR = "error"
     STALLED = "stalled"
-    RESET = "reset"
+    BROKEN = "broken"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,7 +243,7 @@ class ProcessorCounts:
     events_dead_lettered: int = 0
     checkpoints_written: int = 0
     checkpoint_calls: int = 0
-    may_repeat: int = 0
+    possible_repeats: int = 0
     closed: dict[str, int] = field(default_factory=dict)
     by_event: dict[str, int] = field(default_factory=dict)
     store_calls: dict[str, int] = field(default_factory=dict)
@@ -292,7 +292,7 @@ class EventBus:
             case PartitionClosed():
                 self._closed[event.reason.value] += 1
             case PossibleRepeats():
-                self._sums["may_repeat"] += event.events
+                self._sums["possible_repeats"] += event.events
             case CheckpointWritten():
                 self._sums["checkpoints_written"] += 1
             case CycleDone():

@@ -37,7 +37,7 @@ _SUMS = {
     "events_dead_lettered": "Events that went to the dead letters",
     "checkpoints_written": "Positions that were stored",
     "checkpoint_calls": "Calls to the store that stored them",
-    "may_repeat": "Events that may have been handled by an owner before that did not end in order",
+    "possible_repeats": "Events that an earlier owner may have handled without a checkpoint",
 }
 
 
@@ -65,7 +65,7 @@ class ProcessorMetrics(Collector):
             family.add_metric(self._label_values, getattr(counts, name))
             yield family
         yield self._by("partitions_closed", "Partitions closed", "reason", counts.closed)
-        yield self._by("happenings", "What the hooks were told", "event", counts.by_event)
+        yield self._by("hook_events", "Events that hooks received", "event", counts.by_event)
         yield self._by("store_calls", "Calls to the store", "call", counts.store_calls)
         yield from self._states()
 
@@ -85,7 +85,7 @@ class ProcessorMetrics(Collector):
             states.add_metric((*self._label_values, state.value), found[state])
         yield states
         still = GaugeMetricFamily(
-            "leasehold_partition_still_seconds",
+            "leasehold_partition_seconds_since_progress",
             "How long a partition has made no progress",
             labels=(*_LABELS, "partition"),
         )

@@ -57,12 +57,12 @@ _MOVING = frozenset(
     (PartitionState.WAITING, PartitionState.HANDLING, PartitionState.STUCK, PartitionState.OPENING)
 )
 # Reasons by which this host ends its own term: the history shows an orderly end.
-_GIVEN_UP = frozenset(("drain limit", "stalled", "error", "shutdown"))
+_GIVEN_UP = frozenset(("drain_timeout", "stalled", "error", "shutdown"))
 _CLOSED_BY = {
-    "handed over": CloseReason.HANDED_OVER,
+    "handed_over": CloseReason.HANDED_OVER,
     "released": CloseReason.HANDED_OVER,
     "stalled": CloseReason.STALLED,
-    "broken": CloseReason.RESET,
+    "broken": CloseReason.BROKEN,
 }
 
 
@@ -181,7 +181,7 @@ class PumpManager:
                 partition=handle.partition,
                 epoch=handle.ownership.epoch,
                 sequence_number=position.sequence_number,
-                why=handle.ended or "trust window over",
+                why=handle.ended or "local_deadline",
             )
         )
 

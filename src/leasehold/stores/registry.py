@@ -166,7 +166,7 @@ class Ledger:
         if row is None:
             raise lost_lease(lease.holder, "unknown")
         if row.lease.token != lease.token:
-            raise lost_lease(lease.holder, "another token is in use")
+            raise lost_lease(lease.holder, "holder_id_in_use")
         if row.ended is None and row.ends_at <= now:
             self._end_lease(row, EndReason.EXPIRED, now, wall)
         if row.ended is not None:

@@ -137,8 +137,8 @@ def test_a_hub_at_all_addresses_is_named_as_its_machine_and_prints_no_key_that_w
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--key", "no-name"], "NAME=KEY"),
-        (["--key", "a;b=c"], "NAME=KEY"),
+        (["--sas-key", "no-name"], "NAME=KEY"),
+        (["--sas-key", "a;b=c"], "NAME=KEY"),
         (["--create", "orders"], "NAME=PARTITIONS"),
         (["--cert", "nothing.pem"], "can not be used"),
         (["--cert-key", "nothing.pem"], "without --cert"),

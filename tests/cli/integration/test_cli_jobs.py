@@ -51,11 +51,11 @@ def test_ls_says_of_each_job_what_it_is_about(leasehold: CommandLine, jobs: Jobs
         "etl": "running",
         "nightly": "free",
         "paused one": "paused",
-        "wanted one": "wanted",
+        "wanted one": "run_requested",
     }
     etl = rows["etl"]
     assert (etl["holder"], etl["host"], etl["pid"], etl["epoch"]) == ("a-web1-1", "web1", 4711, 1)
-    assert (etl["occurrence"], etl["attempt"], etl["words"]) == (TWO.isoformat(), 2, "half of it")
+    assert (etl["occurrence"], etl["attempt"], etl["message"]) == (TWO.isoformat(), 2, "half of it")
     assert (rows["paused one"]["last_outcome"], rows["paused one"]["holder"]) == ("failed", None)
     assert rows["nightly"]["last_outcome"] is None
     table = leasehold("jobs", "ls")
@@ -87,8 +87,8 @@ def test_show_tells_all_that_is_known_of_one_job(leasehold: CommandLine, jobs: J
         lambda store: store.annotate([Note(ownership=owned, text=RunNote(words="7 %").to_json())])
     )
     found = leasehold("jobs", "show", "nightly", "-ojson").json
-    assert (found["holder"], found["epoch"], found["words"]) == ("a", 2, "7 %")
-    assert (found["last_holder"], found["last_exit_code"], found["last_words"]) == ("b", 3, "no")
+    assert (found["holder"], found["epoch"], found["message"]) == ("a", 2, "7 %")
+    assert (found["last_holder"], found["last_exit_code"], found["last_message"]) == ("b", 3, "no")
     assert (found["last_outcome"], found["lease_s"]) == ("failed", 600.0)
     shown = leasehold("jobs", "show", "nightly")
     assert shown.widest <= 80
@@ -131,7 +131,7 @@ def test_show_leaves_out_what_is_not_known(leasehold: CommandLine) -> None:
         ["state", "free"],
         ["epoch", "0"],
         ["paused", "no"],
-        ["wanted", "no"],
+        ["run", "requested", "no"],
     ]
 
 
@@ -142,10 +142,10 @@ def test_an_unknown_job_is_exit_code_3_and_names_those_there_are(leasehold: Comm
         ("next", "nigtly"),
         ("pause", "nigtly"),
         ("resume", "nigtly"),
-        ("run", "nigtly"),
+        ("trigger", "nigtly"),
         ("break", "nigtly", "--epoch", "1"),
-        ("handover", "nigtly"),
-        ("check-token", "nigtly", "1"),
+        ("move", "nigtly"),
+        ("check-epoch", "nigtly", "1"),
     ):
         done = leasehold("jobs", *words)
         assert done.code == 3, words
@@ -202,11 +202,11 @@ def test_next_of_a_schedule_needs_no_store_and_tells_of_clock_changes(
     done = leasehold("jobs", "next", *monthly, "--tz", "Europe/Berlin")
     assert done.code == 0
     assert len(done.out.splitlines()) == 15
-    notes = [line for line in done.err.splitlines() if line.startswith("careful: the clocks")]
+    notes = [line for line in done.err.splitlines() if line.startswith("warning: the clocks")]
     assert len(notes) == 2
     assert sorted(line.split(" go ")[1].split(" by ")[0] for line in notes) == ["back", "forward"]
     assert all("01:00 UTC" in line for line in notes)
-    assert "careful" not in leasehold("jobs", "next", *monthly).err
+    assert "warning" not in leasehold("jobs", "next", *monthly).err
     assert len(leasehold("jobs", "next", "--cron", "every 30s", "-ojsonl").jsonl) == 5
 
 
@@ -233,11 +233,11 @@ def standing(jobs: Jobs) -> operator_requests.OperatorRequests:
 
 
 def test_pause_and_resume_keep_who_and_why(leasehold: CommandLine, jobs: Jobs) -> None:
-    done = leasehold("jobs", "pause", "nightly", "--why", "disk full")
+    done = leasehold("jobs", "pause", "nightly", "--reason", "disk full")
     assert (done.code, done.out) == (0, "")
     assert "jobs resume" in done.err
     found = leasehold("jobs", "show", "nightly", "-ojson").json
-    assert (found["state"], found["paused_why"]) == ("paused", "disk full")
+    assert (found["state"], found["paused_reason"]) == ("paused", "disk full")
     assert "@" in found["paused_by"]
     assert "resumed" in leasehold("jobs", "resume", "nightly").err
     assert standing(jobs).paused == {}
@@ -273,10 +273,10 @@ def test_a_pause_says_that_a_run_goes_on(leasehold: CommandLine, jobs: Jobs) -> 
 def test_run_wants_one_run_and_a_wish_that_stands_is_enough(
     leasehold: CommandLine, jobs: Jobs
 ) -> None:
-    assert leasehold("jobs", "run", "nightly", "--why", "after the repair").code == 0
+    assert leasehold("jobs", "trigger", "nightly", "--reason", "after the repair").code == 0
     order = standing(jobs).run_requests["nightly"]
     assert order.why == "after the repair"
-    again = leasehold("jobs", "run", "nightly")
+    again = leasehold("jobs", "trigger", "nightly")
     assert (again.code, "already" in again.err) == (0, True)
     assert standing(jobs).run_requests["nightly"] == order
 
@@ -291,7 +291,7 @@ def test_break_shows_its_plan_and_does_nothing_without_execute(
     done = leasehold("jobs", "break", "nightly", "--epoch", "1")
     assert done.code == 0
     assert "nothing was done" in done.err
-    assert "careful" not in done.err  # it would wait for the whole lease
+    assert "warning" not in done.err  # it would wait for the whole lease
     assert done.widest <= 80
     assert leasehold("jobs", "show", "nightly", "-ojson").json["state"] == "running"
 
@@ -306,62 +306,62 @@ def test_break_ends_the_epoch_that_is_meant_and_no_other(
     assert "a has it in epoch 2" in wrong.err
     done = leasehold("jobs", "break", "nightly", "--epoch", "2", "--after", "0s", "--execute")
     assert done.code == 0
-    assert "careful" in done.err
+    assert "warning" in done.err
     assert leasehold("jobs", "show", "nightly", "-ojson").json["state"] == "free"
     assert leasehold("jobs", "break", "nightly", "--epoch", "2").code == 4
 
 
-# ------------------------------------------------------------------------- handover
+# ------------------------------------------------------------------------- move
 
 
-def test_handover_goes_to_one_that_had_it_before(leasehold: CommandLine, jobs: Jobs) -> None:
+def test_move_goes_to_one_that_had_it_before(leasehold: CommandLine, jobs: Jobs) -> None:
     [owned] = jobs.join("b", "nightly")
     jobs.leave(owned)
     jobs.join("c")
     jobs.join("a", "nightly")
-    plan = leasehold("jobs", "handover", "nightly")
+    plan = leasehold("jobs", "move", "nightly")
     assert (plan.code, "handed over to b" in plan.err) == (0, True)
-    done = leasehold("jobs", "handover", "nightly", "--no-wait", "--execute")
+    done = leasehold("jobs", "move", "nightly", "--no-wait", "--execute")
     assert done.code == 0
     assert leasehold("jobs", "show", "nightly", "-ojson").json["asked_by"] == "b"
-    named = leasehold("jobs", "handover", "nightly", "c", "--no-wait", "--execute")
+    named = leasehold("jobs", "move", "nightly", "--to", "c", "--no-wait", "--execute")
     assert named.code == 0
     assert leasehold("jobs", "show", "nightly", "-ojson").json["asked_by"] == "c"
 
 
-def test_handover_finds_one_that_waits_for_the_job_by_its_id(
+def test_move_finds_one_that_waits_for_the_job_by_its_id(
     leasehold: CommandLine, jobs: Jobs
 ) -> None:
     jobs.join("a", "nightly")
-    alone = leasehold("jobs", "handover", "nightly", "--execute")
+    alone = leasehold("jobs", "move", "nightly", "--execute")
     assert alone.code == 3
     assert "nobody is known to stand by" in alone.err
     assert "no other worker is running" in alone.err
     jobs.join("etl-web2-1")
     jobs.join("nightly-web2-1")
-    assert "to nightly-web2-1" in leasehold("jobs", "handover", "nightly").err
-    assert "already" in leasehold("jobs", "handover", "nightly", "a").err
-    assert leasehold("jobs", "handover", "nightly", "nobody").code == 3
+    assert "to nightly-web2-1" in leasehold("jobs", "move", "nightly").err
+    assert "already" in leasehold("jobs", "move", "nightly", "--to", "a").err
+    assert leasehold("jobs", "move", "nightly", "--to", "nobody").code == 3
 
 
-def test_handover_finds_a_worker_of_the_same_name_that_never_had_the_job(
+def test_move_finds_a_worker_of_the_same_name_that_never_had_the_job(
     leasehold: CommandLine, jobs: Jobs
 ) -> None:
     jobs.join("worker-web1-00000001", "nightly")
     jobs.join("etl-web1-00000002")
-    strangers = leasehold("jobs", "handover", "nightly")
+    strangers = leasehold("jobs", "move", "nightly")
     assert (strangers.code, "etl-web1-00000002" in strangers.err) == (3, True)
     jobs.join("worker-web1-00000003")
-    assert "to worker-web1-00000003" in leasehold("jobs", "handover", "nightly").err
+    assert "to worker-web1-00000003" in leasehold("jobs", "move", "nightly").err
 
 
-def test_handover_of_a_job_that_nobody_has_is_refused(leasehold: CommandLine, jobs: Jobs) -> None:
-    done = leasehold("jobs", "handover", "nightly")
+def test_move_of_a_job_that_nobody_has_is_refused(leasehold: CommandLine, jobs: Jobs) -> None:
+    done = leasehold("jobs", "move", "nightly")
     assert done.code == 4
     assert "nobody has it" in done.err
 
 
-def test_handover_waits_until_the_other_one_has_it(
+def test_move_waits_until_the_other_one_has_it(
     leasehold: CommandLine, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     [owned] = jobs.join("a", "nightly")
@@ -378,24 +378,24 @@ def test_handover_waits_until_the_other_one_has_it(
         await real(self, 0.0)
 
     monkeypatch.setattr(SystemClock, "sleep", pass_on)
-    done = leasehold("jobs", "handover", "nightly", "b", "--execute")
+    done = leasehold("jobs", "move", "nightly", "--to", "b", "--execute")
     assert (done.code, "b has 'nightly'" in done.err) == (0, True)
 
 
-# ---------------------------------------------------------------------- check-token
+# ---------------------------------------------------------------------- check-epoch
 
 
 @pytest.mark.spec("B5")
 def test_check_token_knows_the_current_holder_alone(leasehold: CommandLine, jobs: Jobs) -> None:
     with reserved(jobs.url) as job:
         token = str(job.epoch)
-        assert leasehold("jobs", "check-token", "nightly", token).code == 0
-        assert leasehold("jobs", "check-token", "nightly", token, "-ojson").json["current"] is True
-        old = leasehold("jobs", "check-token", "nightly", str(job.epoch + 1))
+        assert leasehold("jobs", "check-epoch", "nightly", token).code == 0
+        assert leasehold("jobs", "check-epoch", "nightly", token, "-ojson").json["current"] is True
+        old = leasehold("jobs", "check-epoch", "nightly", str(job.epoch + 1))
         assert (old.code, job.holder in old.err) == (4, True)
-    over = leasehold("jobs", "check-token", "nightly", token, "-ojson")
+    over = leasehold("jobs", "check-epoch", "nightly", token, "-ojson")
     assert (over.code, over.json["current"], over.json["holder"]) == (4, False, None)
-    assert leasehold("jobs", "check-token", "nightly", "0").code == 2
+    assert leasehold("jobs", "check-epoch", "nightly", "0").code == 2
 
 
 def reserved(url: str) -> Reservation:

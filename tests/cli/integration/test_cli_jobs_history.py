@@ -66,7 +66,11 @@ def test_runs_are_told_one_by_one_and_a_crash_is_seen(leasehold: CommandLine, jo
         ("b", "failed", 3),
         ("a", "ok", 0),
     ]
-    assert (rows[2]["words"], rows[2]["attempt"], rows[2]["lasted_s"] >= 0) == ("no disk", 2, True)
+    assert (rows[2]["message"], rows[2]["attempt"], rows[2]["lasted_s"] >= 0) == (
+        "no disk",
+        2,
+        True,
+    )
     assert rows[2]["occurrence"] == TWO.isoformat()
     table = leasehold("jobs", "history", "nightly", "--runs")
     assert table.widest <= 80
@@ -78,7 +82,7 @@ def test_runs_are_told_one_by_one_and_a_crash_is_seen(leasehold: CommandLine, jo
 def test_who_reserved_a_job_and_ran_nothing_is_in_the_log_and_told_if_all_is_asked_for(
     leasehold: CommandLine, jobs: Jobs
 ) -> None:
-    nothing = RunNote(outcome=Outcome.NOTHING, words="nothing was to be done")
+    nothing = RunNote(outcome=Outcome.NO_RUN, words="nothing was to be done")
     jobs.ran("a", "nightly", nothing)
     assert leasehold("jobs", "ls", "-ojson").json[0]["last_outcome"] is None
     assert leasehold("jobs", "history", "nightly", "-ojson").json == []
@@ -96,7 +100,7 @@ def test_who_reserved_a_job_and_ran_nothing_is_in_the_log_and_told_if_all_is_ask
         ("b", 0),
         ("a", 1),
     ]
-    assert told[-1]["outcomes"] == {"ok": 1, "nothing": 1}
+    assert told[-1]["outcomes"] == {"ok": 1, "no_run": 1}
     assert len(leasehold(*history, "--runs", "--all").jsonl) == 5
     assert leasehold("jobs", "show", "nightly", "-ojson").json["last_exit_code"] == 3
 

@@ -60,7 +60,7 @@ def test_a_terminal_is_painted_over_and_ctrl_c_leaves_it_as_it_was(scene: Scene)
     mine, theirs = pty.openpty()
     environment = {**os.environ, "LEASEHOLD_STORE": scene.url, "TERM": "xterm", "COLUMNS": "80"}
     with subprocess.Popen(
-        [COMMAND, "groups", "describe", *ORDERS, "--watch=100ms"],
+        [COMMAND, "groups", "show", *ORDERS, "--watch=100ms"],
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,

@@ -86,13 +86,13 @@ def test_every_error_of_files_and_log_has_its_exit_code(error: LeaseholdError, c
     [("60s", 60), ("5m", 300), ("2h", 7200), ("7d", 604800), ("250ms", 0.25), (" 1.5 h ", 5400)],
 )
 def test_durations_are_a_number_and_a_unit(text: str, seconds: float) -> None:
-    assert duration(text, option="--keep").total_seconds() == seconds
+    assert duration(text, option="--retention").total_seconds() == seconds
 
 
 @pytest.mark.parametrize("text", ["", "60", "s", "5 minutes", "-5s", "1e3s", "9999999d", "5S"])
 def test_what_is_no_duration_is_refused_with_examples(text: str) -> None:
-    with pytest.raises(InvalidDuration, match="--keep"):
-        duration(text, option="--keep")
+    with pytest.raises(InvalidDuration, match="--retention"):
+        duration(text, option="--retention")
 
 
 @pytest.mark.parametrize(
@@ -108,13 +108,13 @@ def test_what_is_no_duration_is_refused_with_examples(text: str) -> None:
     ],
 )
 def test_sizes_are_decimal_unless_they_say_ib(text: str, number: int) -> None:
-    assert size(text, option="--keep-size") == number
+    assert size(text, option="--retention-size") == number
 
 
 @pytest.mark.parametrize("text", ["", "MB", "ten", "-1MB", "5XB", "1,5MB"])
 def test_what_is_no_size_is_refused_with_examples(text: str) -> None:
     with pytest.raises(UsageError, match="512KiB"):
-        size(text, option="--keep-size")
+        size(text, option="--retention-size")
 
 
 def test_sizes_and_durations_for_people() -> None:
@@ -178,7 +178,7 @@ def test_ls_shows_open_and_closed_files_and_never_breaks_a_path(
         "epoch": 1,
         "holder": None,
         "host": None,
-        "silent_s": None,
+        "idle_s": None,
     }
     assert (rows[LONG]["state"], rows[LONG]["length"]) == ("open", 3)
     assert rows[LONG]["holder"] == files.holder
@@ -188,8 +188,8 @@ def test_ls_finds_open_files_by_silence(leasehold: CommandLine, files: Namespace
     written(files, "/done", b"1")
     with files.create("/orders/open"):
         found = leasehold("files", "ls", "--open", "-ojsonl").jsonl
-        silent = leasehold("files", "ls", "--silent-for", "1ms", "-ojsonl").jsonl
-        old = leasehold("files", "ls", "--silent-for", "1h", "-ojsonl").jsonl
+        silent = leasehold("files", "ls", "--idle-for", "1ms", "-ojsonl").jsonl
+        old = leasehold("files", "ls", "--idle-for", "1h", "-ojsonl").jsonl
         below = leasehold("files", "ls", "/other", "--open", "-ojsonl").jsonl
     assert [row["path"] for row in found] == ["/orders/open"]
     assert [row["path"] for row in silent] == ["/orders/open"]

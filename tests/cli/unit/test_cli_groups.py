@@ -20,9 +20,9 @@ from leasehold.model import Lease
 GROUP_KEYS = {
     "stream",
     "group",
-    "partitions",
+    "partition_count",
     "owned",
-    "members",
+    "member_count",
     "spread",
     "lag_events",
     "fenced_writes",
@@ -99,39 +99,39 @@ def test_an_empty_store_has_no_groups(leasehold: CommandLine, tmp_path: Path) ->
     url = f"sqlite:///{tmp_path}/other.db"
     Scene(url=url).run(lambda store: store.resources("x/y"))
     assert leasehold("groups", "ls", "--store", url, "-ojson").json == []
-    done = leasehold("groups", "describe", "orders", "billing", "--store", url)
+    done = leasehold("groups", "show", "orders", "billing", "--store", url)
     assert (done.code, done.out) == (3, "")
     assert "it has none" in done.err
 
 
-def test_describe_shows_everything_in_the_order_of_the_numbers(
+def test_show_shows_everything_in_the_order_of_the_numbers(
     leasehold: CommandLine, logged: Scene
 ) -> None:
     logged.mark(logged.join("a", 2, 10), 3)
-    found = leasehold("groups", "describe", "orders", "billing", "-ojson").json
-    assert set(found) == GROUP_KEYS | {"lag_s", "peers", "parts"}
-    assert [each["partition"] for each in found["parts"]] == [str(each) for each in range(12)]
-    assert all(set(each) >= PART_KEYS for each in found["parts"])
-    two, ten = found["parts"][2], found["parts"][10]
+    found = leasehold("groups", "show", "orders", "billing", "-ojson").json
+    assert set(found) == GROUP_KEYS | {"lag_s", "members", "partitions"}
+    assert [each["partition"] for each in found["partitions"]] == [str(each) for each in range(12)]
+    assert all(set(each) >= PART_KEYS for each in found["partitions"])
+    two, ten = found["partitions"][2], found["partitions"][10]
     assert (two["state"], two["owner"], two["host"], two["epoch"]) == ("leased", "a", "web1", 1)
     assert (two["checkpoint"], two["head"], two["lag_events"]) == (3, 9, 6)
     assert 0 <= two["lag_s"] < 60
-    assert (ten["head"], ten["lag_events"]) == (None, None)  # its checkpoint is astray
-    (peer,) = found["peers"]
-    assert (peer["holder"], peer["keys"], peer["state"]) == ("a", 2, "active")
+    assert (ten["head"], ten["lag_events"]) == (None, None)  # its checkpoint is beyond_end
+    (member,) = found["members"]
+    assert (member["holder"], member["keys"], member["state"]) == ("a", 2, "active")
 
 
-def test_describe_fits_into_80_columns_and_has_more_where_there_is_room(
+def test_show_fits_into_80_columns_and_has_more_where_there_is_room(
     leasehold: CommandLine, logged: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     logged.mark(logged.join(LONG_HOLDER, 2, host="ip-10-0-17-203.eu-central-1"), 3)
-    narrow = leasehold("groups", "describe", "orders", "billing")
+    narrow = leasehold("groups", "show", "orders", "billing")
     assert narrow.code == 0
     assert narrow.widest <= 80
     titles = [*PART_TITLES[:3], *PART_TITLES[4:5], *PART_TITLES[7:]]
     assert titles in [line.split() for line in narrow.out.splitlines()]
     monkeypatch.setattr(tables.out, "width", 240)
-    wide = leasehold("groups", "describe", "orders", "billing")
+    wide = leasehold("groups", "show", "orders", "billing")
     assert PART_TITLES in [line.split() for line in wide.out.splitlines()]
     assert LONG_HOLDER in wide.out
     row = next(line.split() for line in wide.out.splitlines() if line.startswith("   2"))
@@ -164,18 +164,18 @@ def test_names_are_never_taken_for_markup_or_for_options(
     done = leasehold("groups", "ls", "--store", odd.url)
     assert "[red]a/b :smile:" in done.out
     assert "--π %41" in done.out
-    done = leasehold("groups", "describe", "--store", odd.url, "--", odd.stream, odd.group)
+    done = leasehold("groups", "show", "--store", odd.url, "--", odd.stream, odd.group)
     assert done.code == 0
     assert "[link=x]h[/link]" in done.out
     shown = [line.split()[0] for line in done.out.splitlines() if "available" in line]
     assert shown == ["9", "10", "-1"]
     done = leasehold("members", "ls", "--store", odd.url, "-ojsonl", "--", odd.stream, odd.group)
     assert done.jsonl[0]["holder"] == "[link=x]h[/link]"
-    done = leasehold("groups", "describe", "[/red]", "x", "--store", odd.url)
+    done = leasehold("groups", "show", "[/red]", "x", "--store", odd.url)
     assert (done.code, "'[/red]'" in done.err) == (3, True)
 
 
-def test_describe_says_what_retention_took_away(
+def test_show_says_what_retention_took_away(
     leasehold: CommandLine, scene: Scene, tmp_path: Path
 ) -> None:
     options = LogOptions(run_monitor=False)
@@ -186,18 +186,18 @@ def test_describe_says_what_retention_took_away(
                 producer.send([Event(body=bytes(4000))], partition=0).result()
         scene.mark(scene.join("a", 0), 0)
         log.trim("orders", execute=True, keep_bytes=1, past_checkpoints=True)
-    done = leasehold("groups", "describe", "orders", "billing", "-ojson")
-    part = done.json["parts"][0]
+    done = leasehold("groups", "show", "orders", "billing", "-ojson")
+    part = done.json["partitions"][0]
     assert part["missed_events"] == part["first"] - 1 > 0
     assert part["lag_events"] == 4 - part["first"]
     assert f"partition 0: retention has removed {part['missed_events']} event" in done.err
 
 
-def test_describe_says_that_a_checkpoint_is_that_of_another_stream(
+def test_show_says_that_a_checkpoint_is_that_of_another_stream(
     leasehold: CommandLine, logged: Scene
 ) -> None:
     logged.mark(logged.join("a", 3), 70)
-    done = leasehold("groups", "describe", "orders", "billing")
+    done = leasehold("groups", "show", "orders", "billing")
     assert "partition 3: its checkpoint 70 lies beyond the newest event" in done.err
     assert "`leasehold checkpoints reset`" in done.err
 
@@ -205,15 +205,15 @@ def test_describe_says_that_a_checkpoint_is_that_of_another_stream(
 @pytest.mark.parametrize(
     ("words", "code", "hint"),
     [
-        (("groups", "describe", "orders", "bill"), 3, "'orders' 'billing'"),
-        (("groups", "describe", "orders", ""), 2, "group is empty"),
+        (("groups", "show", "orders", "bill"), 3, "'orders' 'billing'"),
+        (("groups", "show", "orders", ""), 2, "group is empty"),
         (("members", "ls", "order", "billing"), 3, "'orders' 'billing'"),
         (("members", "drain", "nobody"), 3, "there is no living member 'nobody'"),
         (("members", "drain", "a", "--timeout", "soon"), 2, "--timeout"),
         (("groups", "ls", "--store", "mysql://x"), 2, "names no store"),
         (("groups", "ls", "--store", "sqlite:///nowhere/at/all.db"), 2, "there is no store"),
         (("groups", "ls", "-oxml"), 2, "jsonl"),
-        (("groups",), 2, "describe"),
+        (("groups",), 2, "show"),
     ],
 )
 def test_a_wrong_command_says_what_to_do(
@@ -234,7 +234,12 @@ def test_members_are_shown_with_their_leases(leasehold: CommandLine, scene: Scen
     scene.join("a", 0, 1, weight=2.0, most=7, loads=loads)
     scene.join("b", draining=True)
     first, second = leasehold("members", "ls", "orders", "billing", "-ojsonl").jsonl
-    assert (first["keys"], first["weight"], first["most"], first["load"]) == (2, 2.0, 7, 12.5)
+    assert (first["keys"], first["weight"], first["max_partitions"], first["load"]) == (
+        2,
+        2.0,
+        7,
+        12.5,
+    )
     assert first["renewed_ago_s"] + first["time_left_s"] == pytest.approx(600, abs=0.1)
     assert (first["state"], second["state"], second["load"]) == ("active", "draining", None)
     lines = leasehold("members", "ls", "orders", "billing").out.splitlines()
@@ -267,7 +272,7 @@ def test_drain_asks_the_member_and_need_not_wait(leasehold: CommandLine, scene: 
     done = leasehold("members", "drain", "a", "--execute", "--no-wait")
     assert done.code == 0, done.err
     assert scene.run(lambda store: store.members(scene.name))["a"].leave_requested
-    assert "dismissed" in leasehold("members", "ls", "orders", "billing").out
+    assert "leave_requested" in leasehold("members", "ls", "orders", "billing").out
 
 
 def test_drain_ends_with_1_when_the_member_does_not_leave_in_time(
@@ -320,6 +325,6 @@ def test_the_same_on_postgresql(leasehold: CommandLine) -> None:
         scene = Scene(url=url)
         scene.declare(range(2))
         scene.mark(scene.join("a", 0), 4)
-        found = leasehold("groups", "describe", "orders", "billing", "-ojson", "--store", url).json
-        assert found["parts"][0]["checkpoint"] == 4
-        assert found["peers"][0]["renewed_ago_s"] >= 0
+        found = leasehold("groups", "show", "orders", "billing", "-ojson", "--store", url).json
+        assert found["partitions"][0]["checkpoint"] == 4
+        assert found["members"][0]["renewed_ago_s"] >= 0

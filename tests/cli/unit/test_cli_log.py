@@ -62,7 +62,7 @@ def lines(tmp_path: Path, *bodies: str) -> str:
 def test_create_makes_store_volumes_and_stream_and_again_is_harmless(
     leasehold: CommandLine, tmp_path: Path
 ) -> None:
-    words = ("--segment-size", "1MiB", "--keep", "7d", "--keep-size", "10GB", "-ojson")
+    words = ("--segment-size", "1MiB", "--retention", "7d", "--retention-size", "10GB", "-ojson")
     first = create(leasehold, tmp_path, *words)
     again = create(leasehold, tmp_path, *words)
     assert (first.code, again.code) == (0, 0)
@@ -73,10 +73,10 @@ def test_create_makes_store_volumes_and_stream_and_again_is_harmless(
     )
     assert first.json | {"created_at": ""} == {
         "stream": "orders",
-        "partitions": 2,
+        "partition_count": 2,
         "segment_bytes": 1 << 20,
-        "keep_age_s": 604800.0,
-        "keep_size_bytes": 10**10,
+        "retention_s": 604800.0,
+        "retention_bytes": 10**10,
         "replication": None,
         "created_at": "",
     }
@@ -96,10 +96,10 @@ def test_create_with_other_settings_is_refused(
     ("words", "hint"),
     [
         (("create", "x", "--segment-size", "big"), "--segment-size"),
-        (("create", "x", "--keep", "7"), "--keep"),
-        (("create", "x", "--keep-size", "7 days"), "--keep-size"),
+        (("create", "x", "--retention", "7"), "--retention"),
+        (("create", "x", "--retention-size", "7 days"), "--retention-size"),
         (("create", "x", "--partitions", "0"), "--partitions"),
-        (("cat", "orders", "--from", "yesterday"), "earliest"),
+        (("cat", "orders", "--start", "yesterday"), "earliest"),
         (("cat", "orders", "--partition", "2"), "no partition 2"),
         (("tail", "orders", "--partition", "2"), "no partition 2"),
         (("append", "orders", "/nowhere/at/all"), "/nowhere/at/all"),
@@ -117,7 +117,7 @@ def test_a_wrong_command_says_what_to_write_and_exits_with_2(
     assert "Traceback" not in done.err
 
 
-@pytest.mark.parametrize("command", ["info", "cat", "tail", "append", "verify", "trim", "delete"])
+@pytest.mark.parametrize("command", ["show", "cat", "tail", "append", "verify", "trim", "rm"])
 def test_a_stream_that_is_not_there_exits_with_3_and_names_those_there_are(
     leasehold: CommandLine, orders: Done, command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,7 +219,7 @@ def test_an_error_names_the_partition_it_is_about(leasehold: CommandLine, log: L
     with log.producer("orders") as producer:
         producer.send([Event(body=b"x")] * 3, partition=0).result()
     for command in ("cat", "tail"):
-        done = leasehold("log", command, "orders", "--from", "seq:2")
+        done = leasehold("log", command, "orders", "--start", "seq:2")
         assert done.code == 2
         assert "partition 1: there is no event 2" in done.err
 
@@ -231,7 +231,7 @@ def test_cat_finds_by_key(leasehold: CommandLine, log: Log) -> None:
         producer.send(Event(key="k1", body=b"10"), partition=1).result()
     found = leasehold("log", "cat", "orders", "--key", "k1", "-oraw").raw.split()
     assert sorted(map(int, found)) == [1, 4, 7, 9, 10]
-    some = leasehold("log", "cat", "orders", "--key", "k1", "--most", "2", "-ojsonl").jsonl
+    some = leasehold("log", "cat", "orders", "--key", "k1", "--max-events", "2", "-ojsonl").jsonl
     assert [event["key"] for event in some] == ["k1", "k1"]
     assert leasehold("log", "cat", "orders", "--key", "other", "-oraw").raw == b""
 
@@ -240,22 +240,22 @@ def test_delete_says_what_it_would_delete_and_deletes_it_when_told(
     leasehold: CommandLine, orders: Done, tmp_path: Path
 ) -> None:
     leasehold("log", "append", "orders", lines(tmp_path, "a", "b"), "--partition", "0")
-    plan = leasehold("log", "delete", "orders", "-ojson")
+    plan = leasehold("log", "rm", "orders", "-ojson")
     assert (plan.code, [row["events"] for row in plan.json]) == (0, [2, 0])
     assert plan.err.startswith("nothing was removed; with --execute: 1 segment, 2 events, ")
     assert leasehold("log", "cat", "orders", "-oraw").raw == b"a\nb\n"
-    done = leasehold("log", "delete", "orders", "--execute")
+    done = leasehold("log", "rm", "orders", "--execute")
     assert (done.code, done.err.startswith("removed: 1 segment, 2 events, ")) == (0, True)
-    assert leasehold("log", "info", "orders").code == 3
+    assert leasehold("log", "show", "orders").code == 3
     assert leasehold("files", "ls").out == ""
 
 
 def test_settings_are_shown_as_they_were_given(leasehold: CommandLine, tmp_path: Path) -> None:
-    made = create(leasehold, tmp_path, "--keep-size", "10GB")
-    for shown in (made.out, leasehold("log", "info", "orders").out):
+    made = create(leasehold, tmp_path, "--retention-size", "10GB")
+    for shown in (made.out, leasehold("log", "show", "orders").out):
         words = " ".join(shown.split())
         assert "segment_bytes" not in words
-        assert "64 MiB keep for ever keep size 10 GB replication all, up to 3" in words
+        assert "64 MiB retention for ever retention size 10 GB replication all, up to 3" in words
 
 
 def test_cat_begins_and_ends_where_it_is_told(leasehold: CommandLine, log: Log) -> None:
@@ -270,12 +270,12 @@ def test_cat_begins_and_ends_where_it_is_told(leasehold: CommandLine, log: Log) 
 
     assert raw() == list(range(15))
     assert raw("--partition", "1") == list(range(10, 15))
-    assert raw("--from", "seq:3", "--partition", "0", "--most", "4") == [3, 4, 5, 6]
-    assert raw("--most", "12") == list(range(12))
-    assert raw("--from", "latest") == []
-    assert raw("--from", "2020-01-01T00:00:00Z", "--most", "1") == [0]
-    offset = leasehold("log", "cat", "orders", "--from", "seq:4", "-ojsonl").jsonl[0]["offset"]
-    assert raw("--from", f"offset:{offset}", "--partition", "0", "--most", "1") == [4]
+    assert raw("--start", "seq:3", "--partition", "0", "--max-events", "4") == [3, 4, 5, 6]
+    assert raw("--max-events", "12") == list(range(12))
+    assert raw("--start", "latest") == []
+    assert raw("--start", "2020-01-01T00:00:00Z", "--max-events", "1") == [0]
+    offset = leasehold("log", "cat", "orders", "--start", "seq:4", "-ojsonl").jsonl[0]["offset"]
+    assert raw("--start", f"offset:{offset}", "--partition", "0", "--max-events", "1") == [4]
 
 
 def test_cat_for_people_fits_and_hides_what_a_terminal_would_obey(
@@ -306,15 +306,15 @@ def test_info_and_ls_show_what_is_known_and_a_dash_for_the_rest(
 ) -> None:
     with log.producer("orders") as producer:
         producer.send([Event(body=b"x")] * 3, partition=0).result()
-        table = leasehold("log", "info", "orders")
-        shown = leasehold("log", "info", "orders", "-ojson").json
-    busy, idle = shown["parts"]
+        table = leasehold("log", "show", "orders")
+        shown = leasehold("log", "show", "orders", "-ojson").json
+    busy, idle = shown["partitions"]
     assert (busy["events"], busy["next_sequence"], busy["writer"]) == (3, 3, log.files.holder)
     assert (idle["events"], idle["writer"], idle["last_enqueued_at"]) == (0, None, None)
     assert table.widest <= 80
     assert table.out.split()[-2:] == ["-", "-"]
     [stream] = leasehold("log", "ls", "-ojson").json
-    assert (stream["stream"], stream["partitions"]) == ("orders", 2)
+    assert (stream["stream"], stream["partition_count"]) == ("orders", 2)
     assert leasehold("log", "ls").widest <= 80
 
 
@@ -361,7 +361,7 @@ def test_trim_says_what_it_would_remove_and_removes_it_when_told(
     leasehold: CommandLine, tmp_path: Path
 ) -> None:
     rolled(leasehold, tmp_path)
-    words = ("log", "trim", "orders", "--keep-size", "8kB")
+    words = ("log", "trim", "orders", "--retention-size", "8kB")
     plan = leasehold(*words, "-ojson").json
     assert plan[0]["events"] > 0
     assert plan[1] == {
@@ -375,12 +375,12 @@ def test_trim_says_what_it_would_remove_and_removes_it_when_told(
     table = leasehold(*words)
     assert table.widest <= 80
     assert "nothing was removed" in table.err
-    assert leasehold("log", "info", "orders", "-ojson").json["parts"][0]["first_sequence"] == 0
+    assert leasehold("log", "show", "orders", "-ojson").json["partitions"][0]["first_sequence"] == 0
     done = leasehold(*words, "--execute")
     assert (done.code, done.err.startswith("removed: ")) == (0, True)
-    kept = leasehold("log", "info", "orders", "-ojson").json["parts"][0]["first_sequence"]
+    kept = leasehold("log", "show", "orders", "-ojson").json["partitions"][0]["first_sequence"]
     assert kept == plan[0]["first_kept"] == plan[0]["events"]
-    late = leasehold("log", "cat", "orders", "--from", "seq:0")
+    late = leasehold("log", "cat", "orders", "--start", "seq:0")
     assert (late.code, late.out) == (1, "")
     assert str(kept) in late.err
 
@@ -390,9 +390,9 @@ def test_trim_says_which_group_holds_it_back(
 ) -> None:
     rolled(leasehold, tmp_path)
     anyio.run(checkpointed, store, 5)
-    words = ("log", "trim", "orders", "--keep-size", "1kB", "-ojson")
+    words = ("log", "trim", "orders", "--retention-size", "1kB", "-ojson")
     assert leasehold(*words).json[0]["held_back"] == "group billing is at 5"
-    past = leasehold(*words, "--past-checkpoints").json[0]
+    past = leasehold(*words, "--ignore-checkpoints").json[0]
     assert past["held_back"] == "newest segment"
     assert past["events"] > 6
 

@@ -41,7 +41,7 @@ def test_it_says_what_it_has_done(leasehold: CommandLine, store: str) -> None:
 def test_as_json_it_is_the_stream_with_its_settings(leasehold: CommandLine) -> None:
     done = leasehold("log", "grow", "orders", "--partitions", "5", "-o", "json")
 
-    assert (done.json["stream"], done.json["partitions"]) == ("orders", 5)
+    assert (done.json["stream"], done.json["partition_count"]) == ("orders", 5)
 
 
 def test_the_same_number_again_is_harmless_and_says_so(leasehold: CommandLine) -> None:

@@ -72,7 +72,7 @@ def test_one_lease_is_shown_with_all_that_is_known(leasehold: CommandLine, scene
     assert ["checkpoint", "41"] in [line.split() for line in shown.splitlines()]
     titles = [line.split()[0] for line in shown.splitlines()]
     assert {"renewed", "left", "lag", "waits", "missed", "written"} <= set(titles)
-    assert ["astray", "no"] in [line.split() for line in shown.splitlines()]
+    assert ["beyond_end", "no"] in [line.split() for line in shown.splitlines()]
     assert leasehold("partitions", "ls", *ORDERS, "3").code == 3
 
 
@@ -109,7 +109,7 @@ def test_break_shows_its_plan_and_does_nothing_without_execute(
     done = leasehold("partitions", "break", *ORDERS, "0", "--epoch", "1")
     assert done.code == 0
     assert "nothing was done; with --execute: epoch 1 ends within 10m" in done.err
-    assert "careful" not in done.err
+    assert "warning" not in done.err
     assert state_of(scene, 0) is State.LEASED
 
 
@@ -124,7 +124,7 @@ def test_break_leaves_the_owner_its_lease_unless_it_is_told_otherwise(
     words = ("--epoch", "1", "--after", "0s", "--execute", "-ojson")
     done = leasehold("partitions", "break", *ORDERS, "1", *words)
     assert (done.code, state_of(scene, 1)) == (0, State.AVAILABLE)
-    assert "careful: 0.0s is less than its lease of 10m: a may still be at work" in done.err
+    assert "warning: 0.0s is less than its lease of 10m: a may still be at work" in done.err
     assert "epoch 1 has ended" in done.err
     assert done.json["state"] == "leased"  # as it was found
 
@@ -226,7 +226,7 @@ def test_a_move_that_the_balance_would_undo_is_warned_of(
     scene.join("c", 2)
     done = leasehold("partitions", "move", *ORDERS, "0", "--to", "b")
     assert done.code == 0
-    assert "careful: b would have more than its even share" in done.err
+    assert "warning: b would have more than its even share" in done.err
 
 
 @pytest.mark.parametrize(
@@ -269,7 +269,7 @@ def test_move_waits_until_the_other_member_has_it(leasehold: CommandLine, scene:
         assert done.code == 0, done.err
         assert f"{poor} has partition {partition}" in done.err
         terms = leasehold("partitions", "history", *ORDERS, partition, "-ojsonl").jsonl
-    assert any((each["holder"], each["reason"]) == (rich, "handed over") for each in terms)
+    assert any((each["holder"], each["reason"]) == (rich, "handed_over") for each in terms)
 
 
 def test_move_is_refused_where_it_can_not_be_done(leasehold: CommandLine, scene: Scene) -> None:

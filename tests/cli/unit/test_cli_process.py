@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tests.support.command import CommandLine
 
-from leasehold.cli.process import ProcessOutput, _checkpoint, _poison, heard, status
+from leasehold.cli.process import ProcessOutput, _checkpoint, _poison, log_to, status
 from leasehold.cli.process_handler import load_handler
 from leasehold.clock import SystemClock
 from leasehold.core.poison_policy import PoisonAction
@@ -219,7 +219,7 @@ def test_poison_is_treated_as_it_says() -> None:
     for text, then, stream in (
         ("skip", PoisonAction.SKIP, ""),
         ("stop", PoisonAction.STOP, ""),
-        ("dead-letter=dead", PoisonAction.DEAD_LETTER, "dead"),
+        ("dead_letter=dead", PoisonAction.DEAD_LETTER, "dead"),
     ):
         policy, found = _poison(text, 5)
         assert (policy.then, policy.retries, found) == (then, 5, stream)
@@ -233,10 +233,10 @@ def test_poison_is_treated_as_it_says() -> None:
         (("--checkpoint", "0"), 2, "--checkpoint 0 is never: write 1 or more events"),
         (("--checkpoint", "2d"), 2, "--checkpoint 2d is too long: it may be 1d at most"),
         (("--checkpoint", "5 years"), 2, "--checkpoint"),
-        (("--poison", "ignore"), 2, "dead-letter=STREAM"),
-        (("--poison", "dead-letter="), 2, "dead-letter=STREAM"),
-        (("--poison", "dead-letter=orders"), 2, "they would come again"),
-        (("--poison", "dead-letter=nowhere"), 3, "'dead'"),
+        (("--poison", "ignore"), 2, "dead_letter=STREAM"),
+        (("--poison", "dead_letter="), 2, "dead_letter=STREAM"),
+        (("--poison", "dead_letter=orders"), 2, "they would come again"),
+        (("--poison", "dead_letter=nowhere"), 3, "'dead'"),
         (("--poison", "retry", "--retries", "3"), 2, "goes on for ever"),
         (("--lease", "1ms"), 2, "--lease 1ms is too short: it must be 50ms at least"),
         (("--lease", "100d"), 2, "--lease 100d is too long: it may be 7d at most"),
@@ -248,7 +248,7 @@ def test_poison_is_treated_as_it_says() -> None:
         (("--handler-timeout", "0s"), 2, "--handler-timeout 0s is too short: it must be 10ms"),
         (("--source", "log:nowhere"), 3, "'orders'"),
         (("--group", ""), 2, "group is empty"),
-        (("--name", ""), 2, "name is empty"),
+        (("--holder-name", ""), 2, "name is empty"),
         (("--store", "memory://"), 2, "memory"),
     ],
 )
@@ -290,7 +290,7 @@ ERROR = ValueError("no ones")
         (PartitionOpened(**ABOUT, position=120), "opened partition 3 (epoch 7) at 120"),
         (
             PartitionClosed(**ABOUT, position=140, reason=CloseReason.HANDED_OVER),
-            "closed partition 3 (epoch 7) at 140 (handed over)",
+            "closed partition 3 (epoch 7) at 140 (handed_over)",
         ),
         (
             PartitionClosed(**ABOUT, position=None, reason=CloseReason.LOST),
@@ -348,7 +348,7 @@ def test_the_traceback_of_a_handler_is_shown_once_and_without_ours(
     with pytest.raises(ValueError, match="no") as raised:
         exec(compile("def handle():\n    raise ValueError('no')\nhandle()", "their.py", "exec"))
     error = raised.value
-    with heard(words):
+    with log_to(words):
         for attempt in (1, 2):
             words.hook(HandlerFailed(**ABOUT, sequence_number=9, attempt=attempt, error=error))
             logger.error("context: no", exc_info=error)
@@ -379,7 +379,7 @@ def test_trouble_with_reading_is_said_in_one_line(capfd: pytest.CaptureFixture[s
         logging.getLogger("leasehold.processor"),
     )
     away, lost = StoreUnavailable("the hub is away"), PositionLost("no such place")
-    with heard(words):
+    with log_to(words):
         words.hook(PumpRestarted(**ABOUT, error=away, pause_s=0.5))
         logger.error("partition 3 (epoch 7): the hub is away", extra={"error": away})
         logger.error("partition 3 (epoch 7): no such place", extra={"error": lost})

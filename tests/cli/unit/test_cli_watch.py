@@ -11,7 +11,7 @@ from tests.support.groups import Scene
 ORDERS = ("orders", "billing")
 LISTS = [
     ("groups", "ls"),
-    ("groups", "describe", *ORDERS),
+    ("groups", "show", *ORDERS),
     ("members", "ls", *ORDERS),
     ("partitions", "ls", *ORDERS),
     ("partitions", "ls", *ORDERS, "0"),
@@ -65,7 +65,7 @@ def test_a_wrong_time_is_refused(leasehold: CommandLine, every: str) -> None:
 
 
 def test_after_two_dashes_it_is_a_name(leasehold: CommandLine) -> None:
-    done = leasehold("groups", "describe", "--", "--watch", "billing")
+    done = leasehold("groups", "show", "--", "--watch", "billing")
     assert (done.code, "'--watch'" in done.err) == (3, True)
 
 

@@ -27,7 +27,7 @@ SECONDLY = parse_schedule("every 1s")
 
 @dataclass(frozen=True)
 class Rules:
-    on_crash: OnCrash = OnCrash.RUN_AGAIN
+    on_crash: OnCrash = OnCrash.RERUN
     catch_up: CatchUp = CatchUp.LATEST
     max_age: timedelta | None = None
     overlap: Overlap = Overlap.SKIP
@@ -84,7 +84,7 @@ def test_catching_up(rules: Rules, now: datetime, run: int | None) -> None:
 def test_a_run_that_crashed_comes_first_or_never(catch_up: CatchUp) -> None:
     again = Rules(catch_up=catch_up)
     assert decided(done=0, started=1, now=at(4), rules=again) == RunDecision(run=at(1), again=True)
-    leave = Rules(catch_up=catch_up, on_crash=OnCrash.LEAVE)
+    leave = Rules(catch_up=catch_up, on_crash=OnCrash.ABANDON)
     assert decided(done=0, started=1, now=at(1.5), rules=leave) == RunDecision(check_at=at(2))
     after = decided(done=0, started=1, now=at(4), rules=leave)
     assert after == RunDecision(run=at(2 if catch_up is CatchUp.ALL else 4))
@@ -204,7 +204,7 @@ def test_nodes_with_any_clocks_do_each_occurrence_once_and_in_order(
         else:
             done = found.run - timedelta(seconds=1)
     assert ended == sorted(set(ended))
-    if on_crash is OnCrash.LEAVE:
+    if on_crash is OnCrash.ABANDON:
         assert begun == sorted(set(begun))
-    if catch_up is CatchUp.ALL and ended and on_crash is OnCrash.RUN_AGAIN:
+    if catch_up is CatchUp.ALL and ended and on_crash is OnCrash.RERUN:
         assert ended == list(schedule.occurrences(NOON, ended[-1]))

@@ -183,7 +183,7 @@ class Life(RuleBasedStateMachine):
             assert before is not None
             assert not before.closed
             mine = held.holder == self.clients[who].files.holder
-            assert mine or self.status(path).silent_s <= SOFT_S, "the soft limit was over"
+            assert mine or self.status(path).idle_s <= SOFT_S, "the soft limit was over"
         except NO_VOLUME as error:
             only_if(self.down or not (before and before.closed), error)
         else:
@@ -315,7 +315,7 @@ class Life(RuleBasedStateMachine):
         due = {
             status.id
             for status in self.listed()
-            if status.state is FileState.OPEN and status.silent_s > HARD_S
+            if status.state is FileState.OPEN and status.idle_s > HARD_S
         }
         self.clients[who].files.monitor.run_once()
         if not self.down:

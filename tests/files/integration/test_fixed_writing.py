@@ -368,7 +368,7 @@ def test_a_close_that_hangs_does_not_stop_the_renewal_of_other_files(one: World)
             assert hangs.wait(PATIENCE_S)
             one.pass_s(SOFT_S / 2)
             assert renewing.submit(files._renewer.run_once).result(timeout=PATIENCE_S / 2)
-            assert files.status("/other").silent_s == 0.0
+            assert files.status("/other").idle_s == 0.0
         finally:
             goes_on.set()
         ending.result()

@@ -157,7 +157,7 @@ def test_a_new_file_has_ids_an_epoch_and_one_open_block(world: World, journal: J
     assert (status.state, status.holder, status.host) == (FileState.OPEN, "ann", "north")
     assert (status.address, status.length, status.replication) == ("north:1", 0, 2)
     world.advance(7)
-    assert journal.status("/a/x").silent_s == pytest.approx(7, abs=1e-3)
+    assert journal.status("/a/x").idle_s == pytest.approx(7, abs=1e-3)
     assert journal.status_of(first.ticket.file_id) == journal.status("/a/x")
     assert journal.status_of(99) is None
 
@@ -292,12 +292,12 @@ def test_renewal_is_for_the_incarnation_that_holds(world: World, journal: Journa
     opened = create(journal)
     world.advance(5000)
     journal.renew(ANN)  # late, and nobody has taken anything
-    assert journal.holders()[0].silent_s == pytest.approx(0, abs=1e-3)
+    assert journal.holders()[0].idle_s == pytest.approx(0, abs=1e-3)
     other = replace(ANN, token="stolen")
     for call in (journal.renew, journal.enlist):
         with pytest.raises(LeaseLost) as refused:
             call(other)
-        assert (refused.value.key, refused.value.reason) == ("ann", "another token is in use")
+        assert (refused.value.key, refused.value.reason) == ("ann", "holder_id_in_use")
     with pytest.raises(LeaseLost):
         create(journal, "/g", other)
     with pytest.raises(FencedWrite):

@@ -181,14 +181,14 @@ def test_one_lease_covers_all_the_files_of_a_holder(both: World) -> None:
     others.create("/e")
     both.pass_s(1.0)
     first, second = files.holders()  # the most silent first
-    assert (first.id, first.open_files, first.silent_s) == (files.holder, 3, 6.0)
+    assert (first.id, first.open_files, first.idle_s) == (files.holder, 3, 6.0)
     assert (second.id, second.open_files) == (others.holder, 1)
-    assert (second.silent_s, second.pid) == (1.0, first.pid)
+    assert (second.idle_s, second.pid) == (1.0, first.pid)
     found = files.status("/b/c")
     assert (found.holder, found.address) == (files.holder, "http://ours")
-    assert (found.host, found.silent_s) == (first.host, 6.0)
+    assert (found.host, found.idle_s) == (first.host, 6.0)
     renew(files)  # one row, and all of its files are as fresh
-    assert {each.silent_s for each in files.list_open("/b")} == {0.0}
+    assert {each.idle_s for each in files.list_open("/b")} == {0.0}
     assert [each.id for each in files.holders()] == [others.holder, files.holder]
 
 
@@ -225,12 +225,12 @@ def test_create_and_append_renew_the_lease(both: World) -> None:
     files.create("/done").close()
     files.create("/a")
     both.pass_s(100.0)
-    assert files.status("/a").silent_s == 100.0
+    assert files.status("/a").idle_s == 100.0
     files.create("/b")
-    assert files.status("/a").silent_s == 0.0
+    assert files.status("/a").idle_s == 0.0
     both.pass_s(100.0)
     files.append("/done")
-    assert files.status("/a").silent_s == 0.0
+    assert files.status("/a").idle_s == 0.0
 
 
 @pytest.mark.spec("F3")
@@ -411,7 +411,7 @@ def test_open_files_are_listed_by_how_long_their_holder_was_silent(both: World) 
     assert [each.path for each in files.list_open()] == ["/old", "/new"]
     minute = timedelta(seconds=60)
     (old,) = files.list_open(older_than=minute)
-    assert (old.path, old.silent_s) == ("/old", 100.0)
+    assert (old.path, old.idle_s) == ("/old", 100.0)
     (new,) = files.list_open(after_id=old.id)
     assert new.path == "/new"
 

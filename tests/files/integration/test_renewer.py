@@ -55,7 +55,7 @@ def test_it_renews_at_half_the_soft_limit_once_for_all_files(both: World) -> Non
     both.pass_s(1)
     assert files._renewer.run_once()
     assert written == ["before renew", "after renew"]
-    assert {each.silent_s for each in files.list_open()} == {0.0}
+    assert {each.idle_s for each in files.list_open()} == {0.0}
     assert not files._renewer.run_once()  # not again before another half
 
 
@@ -117,7 +117,7 @@ def test_its_thread_renews_by_itself(one: World) -> None:
     files.create("/a")
     one.pass_s(SOFT_S / 2)
     assert renewed.wait(timeout=120)
-    assert files.status("/a").silent_s == 0.0
+    assert files.status("/a").idle_s == 0.0
 
 
 @pytest.mark.scenario("S27")
@@ -169,7 +169,7 @@ def test_past_the_hard_limit_without_renewal_the_writer_is_told_to_stop(one: Wor
                 "may have recovered the file; look at it, then append"
             )
             assert (caught.value.key, caught.value.epoch) == ("/a", writer.epoch)
-            assert caught.value.reason == "trust window over"
+            assert caught.value.reason == "local_deadline"
         assert content(files, "/a") == b"before"  # reading goes on
     assert files._renewer.open_files == 1  # the journal does not know yet
     with files.create("/new"):  # new files are no reason to keep the old one

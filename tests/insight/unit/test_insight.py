@@ -83,8 +83,8 @@ def looked(scene: Scene, source: Told | None = None) -> GroupView:
 
 def on_desk(scene: Scene) -> GroupView:
     async def look() -> GroupView:
-        async with open_inspector(scene.url) as desk:
-            return await desk.group(scene.stream, scene.group)
+        async with open_inspector(scene.url) as inspector:
+            return await inspector.group(scene.stream, scene.group)
 
     return anyio.run(look)
 
@@ -101,7 +101,7 @@ def on_desk(scene: Scene) -> GroupView:
         (-1, 0, 0, Backlog(lag_events=0, missed_events=0)),
         (4, 8, 10, Backlog(lag_events=2, missed_events=3, next_number=8)),
         (4, 10, 10, Backlog(lag_events=0, missed_events=5)),
-        (10, 0, 10, Backlog(astray=True)),
+        (10, 0, 10, Backlog(beyond_end=True)),
         (None, 0, 10, Backlog()),
         (None, 0, 0, Backlog(lag_events=0)),
         (None, 10, 10, Backlog(lag_events=0)),
@@ -142,10 +142,17 @@ def test_a_group_shows_owners_checkpoints_and_what_waits(scene: Scene) -> None:
     assert two.time_left_s is not None
     assert two.renewed_ago_s + two.time_left_s == pytest.approx(600, abs=0.01)
     assert (ten.checkpoint, ten.head, ten.lag_events, ten.lag_s) == (None, 2, None, None)
-    assert (free.owner, free.host, free.time_left_s, free.keeper) == (None, None, None, None)
+    assert (free.owner, free.host, free.time_left_s, free.held_by) == (None, None, None, None)
     assert free.head is None
     a, b = view.members
-    assert (a.holder, a.keys, a.weight, a.most, a.load, a.leaving) == ("a", 2, 2.0, 5, 1.5, False)
+    assert (a.holder, a.keys, a.weight, a.max_partitions, a.load, a.leaving) == (
+        "a",
+        2,
+        2.0,
+        5,
+        1.5,
+        False,
+    )
     assert (b.host, b.pid, b.keys, b.load, b.leaving) == (None, None, 0, None, True)
     assert (view.owned, view.spread, view.lag_events, view.lag_s) == (2, 0, None, None)
 
@@ -172,7 +179,7 @@ def test_a_lease_that_has_ended_leaves_its_owner_with_no_time(scene: Scene) -> N
     view = scene.run(step, clock=clock)
     part = view.partition("0")
     assert (part.state, part.owner, part.time_left_s) == (State.EXPIRED, "a", 0.0)
-    assert (part.keeper, part.host, view.members, view.owned) == (None, None, (), 0)
+    assert (part.held_by, part.host, view.members, view.owned) == (None, None, (), 0)
     assert view.spread is None
 
 
@@ -183,7 +190,7 @@ def test_a_key_that_was_handed_over_is_kept_by_its_receiver(scene: Scene) -> Non
     hand_over = HandOver(ownership=owned[0], to="b")
     scene.run(lambda store: store.hand_over([hand_over], limit=timedelta(minutes=1)))
     part = looked(scene).partition("0")
-    assert (part.state, part.handed_to, part.keeper) == (State.AVAILABLE, "b", "b")
+    assert (part.state, part.handed_to, part.held_by) == (State.AVAILABLE, "b", "b")
 
 
 def test_looking_changes_no_version(scene: Scene) -> None:
@@ -253,11 +260,11 @@ def test_a_stream_of_another_place_has_no_heads(logged: Scene) -> None:
 
 def test_a_store_without_a_log_works_as_well() -> None:
     async def look() -> Sequence[GroupView]:
-        async with open_inspector("memory://") as desk:
-            await desk.store.declare(["partition/orders/billing/0"])
-            assert await desk.places("orders") is None
-            assert desk.trouble == ""
-            return await desk.groups()
+        async with open_inspector("memory://") as inspector:
+            await inspector.store.declare(["partition/orders/billing/0"])
+            assert await inspector.positions("orders") is None
+            assert inspector.failure == ""
+            return await inspector.groups()
 
     (view,) = anyio.run(look)
     assert view.lag_events is None
@@ -276,11 +283,11 @@ def planned(
     scene: Scene, to: str | None, *partitions: str
 ) -> list[tuple[str, int | None, int | None, int | None, int | None]]:
     async def plan() -> list[tuple[str, int | None, int | None, int | None, int | None]]:
-        async with open_inspector(scene.url) as desk:
-            view = await desk.group(scene.stream, scene.group)
-            places = await desk.places(scene.stream)
+        async with open_inspector(scene.url) as inspector:
+            view = await inspector.group(scene.stream, scene.group)
+            positions = await inspector.positions(scene.stream)
             start = None if to is None else Start.parse(to)
-            found = await plan_reset(view, to=start, places=places, partitions=partitions)
+            found = await plan_reset(view, to=start, positions=positions, partitions=partitions)
             assert set(found.positions) == {each.key for each in found.partitions}
             return [
                 (each.partition, each.now, each.then, each.again, each.skipped)
@@ -332,8 +339,8 @@ def test_without_a_log_only_a_number_can_be_found(scene: Scene) -> None:
 
 def test_places_leave_out_what_can_not_be_read(logged: Scene) -> None:
     async def look(log: Log) -> Mapping[str, datetime]:
-        places = LogPositions(log, "orders")
-        return await places.enqueued_at({"0": 9, "1": 10, "2": 0, "x": 0})
+        positions = LogPositions(log, "orders")
+        return await positions.enqueued_at({"0": 9, "1": 10, "2": 0, "x": 0})
 
     with Log.open(logged.url, options=NO_MONITOR) as log:
         assert set(anyio.run(look, log)) == {"0"}
@@ -358,8 +365,8 @@ def test_ends_are_remembered_for_one_look_at_many_groups() -> None:
 
 def test_a_desk_needs_no_log_to_look_at_leases(logged: Scene) -> None:
     async def look() -> GroupView:
-        async with open_inspector(logged.url) as desk:
-            return await desk.group("orders", "billing", lags=False)
+        async with open_inspector(logged.url) as inspector:
+            return await inspector.group("orders", "billing", lags=False)
 
     assert anyio.run(look).partition("0").head is None
 
@@ -369,11 +376,11 @@ def test_a_volume_that_is_away_is_said_and_the_rest_is_shown(logged: Scene, tmp_
     (tmp_path / "disk").rename(tmp_path / "away")
 
     async def look() -> tuple[GroupView, str]:
-        async with open_inspector(logged.url) as desk:
-            view = await desk.group("orders", "billing")
-            return view, desk.trouble
+        async with open_inspector(logged.url) as inspector:
+            view = await inspector.group("orders", "billing")
+            return view, inspector.failure
 
-    view, trouble = anyio.run(look)
+    view, failure = anyio.run(look)
     assert view.partition("0").checkpoint == 3
     assert view.partition("0").lag_events is None
-    assert "disk" in trouble
+    assert "disk" in failure

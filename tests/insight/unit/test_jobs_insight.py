@@ -65,7 +65,7 @@ async def test_a_job_that_runs_is_running_whatever_was_ordered(store: MemoryStor
     assert (paused.state, paused.current) == (JobState.PAUSED, None)
     await operator_requests.resume(store, "nightly", clock=CLOCK)
     wanted = await look(store)
-    assert wanted.state is JobState.WANTED
+    assert wanted.state is JobState.RUN_REQUESTED
     assert wanted.last is not None
     assert wanted.last.outcome is Outcome.OK
 
@@ -75,7 +75,7 @@ async def test_a_job_that_was_handed_over_is_kept_until_it_is_taken(store: Memor
     await join(store, "b")
     await store.hand_over([HandOver(ownership=owned, to="b")], limit=LONG)
     kept = await look(store)
-    assert (kept.state, kept.held) == (JobState.KEPT, False)
+    assert (kept.state, kept.held) == (JobState.HANDING_OVER, False)
 
 
 async def test_a_pause_whose_time_is_over_is_none(store: MemoryStore) -> None:
@@ -167,7 +167,7 @@ async def test_what_an_operator_reset_is_no_run(store: MemoryStore) -> None:
 
 @pytest.mark.parametrize("idle", [1, 15])
 async def test_the_last_run_is_one_that_did_run(store: MemoryStore, idle: int) -> None:
-    nothing = RunNote(outcome=Outcome.NOTHING)
+    nothing = RunNote(outcome=Outcome.NO_RUN)
     await store.release([await take(store, "a", nothing)])  # the schedule begins
     assert (await look(store)).last is None
     await store.release([await take(store, "b", RunNote(outcome=Outcome.FAILED))])

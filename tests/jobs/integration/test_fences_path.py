@@ -1,4 +1,4 @@
-"""A fenced file: old or new and whole, whatever is killed, and never what an old token wrote."""
+"""A fenced file: old or new and whole, whatever is killed, and never what an old epoch wrote."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def target(tmp_path: Path) -> Path:
     return tmp_path / "report.csv"
 
 
-def write(path: Path, token: int, content: bytes) -> None:
+def write(path: Path, epoch: int, content: bytes) -> None:
     # A disk that is busy keeps a lock for long.
-    with FencedPath(path, patience=timedelta(seconds=100)).replace(token) as file:
+    with FencedPath(path, patience=timedelta(seconds=100)).replace(epoch) as file:
         file.write(content)
 
 
@@ -54,22 +54,22 @@ def test_the_new_content_is_there_at_the_end_of_the_block_and_not_before(target:
         file.flush()
         assert target.read_bytes() == OLD
     assert target.read_bytes() == NEW
-    assert FencedPath(target).seen() == 2
+    assert FencedPath(target).highest_epoch() == 2
     assert names(target) == [".report.csv.fence", ".report.csv.lock", "report.csv"]
 
 
-def test_the_same_token_may_write_again(target: Path) -> None:
+def test_the_same_epoch_may_write_again(target: Path) -> None:
     write(target, 3, OLD)
     write(target, 3, NEW)
     assert target.read_bytes() == NEW
 
 
 @pytest.mark.spec("B5")
-def test_an_old_token_is_refused_before_the_block_begins(target: Path) -> None:
+def test_an_old_epoch_is_refused_before_the_block_begins(target: Path) -> None:
     write(target, 7, NEW)
     entered = False
     with (
-        pytest.raises(FencedWrite, match=r"token 6, and token 7 .*: stop") as told,
+        pytest.raises(FencedWrite, match=r"epoch 6, and epoch 7 .*: stop") as told,
         FencedPath(target).replace(6),
     ):
         entered = True
@@ -141,7 +141,7 @@ def test_a_kill_at_any_step_leaves_the_old_or_the_new_file_whole(target: Path) -
         write(target, 1, OLD)
         end = killed_at(step, target)
         contents.append(target.read_bytes())
-        seen.append(FencedPath(target).seen())
+        seen.append(FencedPath(target).highest_epoch())
         if end == 0:
             break
         assert end == -signal.SIGKILL
@@ -152,7 +152,7 @@ def test_a_kill_at_any_step_leaves_the_old_or_the_new_file_whole(target: Path) -
     assert len(contents) > 12
     assert contents == sorted(contents, key=(OLD, NEW).index)
     assert set(contents) == {OLD, NEW}
-    assert [token for token, content in zip(seen, contents, strict=True) if content == NEW] == (
+    assert [epoch for epoch, content in zip(seen, contents, strict=True) if content == NEW] == (
         [2] * contents.count(NEW)
     )
     assert seen == sorted(seen)
@@ -186,7 +186,7 @@ def test_a_name_with_signs_of_patterns_is_cleared_up_too(tmp_path: Path) -> None
     assert not left.exists()
 
 
-def test_two_holders_at_once_leave_what_the_higher_token_wrote(target: Path) -> None:
+def test_two_holders_at_once_leave_what_the_higher_epoch_wrote(target: Path) -> None:
     """Both write again and again; after the first word of the higher one the lower one fails."""
     rounds, refused = 30, threading.Event()
     begun = threading.Barrier(2)
@@ -293,9 +293,9 @@ def test_a_hard_link_is_cut(target: Path) -> None:
     assert (target.read_bytes(), other.read_bytes()) == (NEW, OLD)
 
 
-@pytest.mark.parametrize("token", [0, -1, True, "7", None, 1.5])
-def test_what_is_no_token_is_refused(target: Path, token: object) -> None:
-    with pytest.raises(UsageError, match="LEASEHOLD_TOKEN"), FencedPath(target).replace(token):  # type: ignore[arg-type]
+@pytest.mark.parametrize("epoch", [0, -1, True, "7", None, 1.5])
+def test_what_is_no_epoch_is_refused(target: Path, epoch: object) -> None:
+    with pytest.raises(UsageError, match="LEASEHOLD_EPOCH"), FencedPath(target).replace(epoch):  # type: ignore[arg-type]
         pass
     assert not target.exists()
 

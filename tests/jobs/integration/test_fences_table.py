@@ -1,4 +1,4 @@
-"""Fenced transactions on a real PostgreSQL: what an old token wrote is never committed."""
+"""Fenced transactions on a real PostgreSQL: what an old epoch wrote is never committed."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def table(url: str) -> Iterator[FencedTable]:
         yield made
 
 
-def put(table: FencedTable, token: int | Run, day: int, words: str) -> None:
-    with table.fenced(token) as cursor:
+def put(table: FencedTable, epoch: int | Run, day: int, words: str) -> None:
+    with table.transaction(epoch) as cursor:
         cursor.execute(
             "insert into report values (%s, %s) on conflict (day) do update set words = %s",
             [day, words, words],
@@ -63,25 +63,25 @@ def report(url: str) -> dict[object, object]:
 
 
 def test_a_block_commits_at_its_end(table: FencedTable, url: str) -> None:
-    assert table.seen() == 0
-    with table.fenced(Run(epoch=3)) as cursor:
+    assert table.highest_epoch() == 0
+    with table.transaction(Run(epoch=3)) as cursor:
         cursor.execute("insert into report values (1, 'a')")
         assert report(url) == {}
     assert report(url) == {1: "a"}
-    assert (table.seen(), table.refused()) == (3, 0)
+    assert (table.highest_epoch(), table.fenced_writes()) == (3, 0)
 
 
 @pytest.mark.spec("B5")
-def test_an_old_token_is_refused_and_counted(table: FencedTable, url: str) -> None:
+def test_an_old_epoch_is_refused_and_counted(table: FencedTable, url: str) -> None:
     put(table, 7, 1, "new")
     entered = False
-    with pytest.raises(FencedWrite, match="token 6, and token 7") as told, table.fenced(6):
+    with pytest.raises(FencedWrite, match="epoch 6, and epoch 7") as told, table.transaction(6):
         entered = True
     assert not entered
     assert (told.value.key, told.value.epoch) == ("job/nightly", 6)
     assert "leasehold_fence.fence" in str(told.value)
     put(table, 7, 2, "again")
-    assert (table.seen(), table.refused()) == (7, 1)
+    assert (table.highest_epoch(), table.fenced_writes()) == (7, 1)
     assert report(url) == {1: "new", 2: "again"}
 
 
@@ -90,20 +90,20 @@ def test_an_old_token_is_refused_and_counted(table: FencedTable, url: str) -> No
 def test_a_transaction_that_began_before_and_commits_late_is_refused(
     table: FencedTable, url: str, level: str
 ) -> None:
-    with pytest.raises(FencedWrite), table.fenced(1) as zombie:  # noqa: PT012
+    with pytest.raises(FencedWrite), table.transaction(1) as zombie:  # noqa: PT012
         zombie.execute(f"set transaction isolation level {level}".encode())
         zombie.execute("insert into report values (1, 'from the past')")
         with FencedTable(url, "nightly") as successor:
             put(successor, 2, 2, "new")  # does not wait for the one that sleeps
     assert report(url) == {2: "new"}
-    assert table.refused() == 1
+    assert table.fenced_writes() == 1
     put(table, 2, 3, "the connection is sound")
     assert len(report(url)) == 2
 
 
 @pytest.mark.spec("B5")
 def test_it_is_refused_even_if_the_new_holder_has_only_begun(table: FencedTable, url: str) -> None:
-    with FencedTable(url, "nightly") as successor, successor.fenced(2) as cursor:
+    with FencedTable(url, "nightly") as successor, successor.transaction(2) as cursor:
         with pytest.raises(FencedWrite):
             put(table, 1, 1, "from the past")
         cursor.execute("insert into report values (2, 'new')")
@@ -132,7 +132,7 @@ def test_a_new_holder_waits_for_one_that_has_compared_and_sees_what_it_wrote(
     found: list[object] = []
 
     def follow() -> None:
-        with FencedTable(url, "nightly") as successor, successor.fenced(2) as cursor:
+        with FencedTable(url, "nightly") as successor, successor.transaction(2) as cursor:
             found.extend(cursor.execute("select words from report").fetchall())
 
     second = threading.Thread(target=follow)
@@ -159,40 +159,40 @@ def _waits_for_a_lock(look: psycopg.Connection[tuple[object, ...]]) -> bool:
 def test_several_transactions_of_one_holder_do_not_wait_for_each_other(
     table: FencedTable, url: str
 ) -> None:
-    with FencedTable(url, "nightly") as other, table.fenced(1) as first:
+    with FencedTable(url, "nightly") as other, table.transaction(1) as first:
         first.execute("insert into report values (1, 'a')")
         put(other, 1, 2, "b")
         assert report(url) == {2: "b"}
     assert report(url) == {1: "a", 2: "b"}
 
 
-def test_jobs_have_tokens_of_their_own(table: FencedTable, url: str) -> None:
+def test_jobs_have_epochs_of_their_own(table: FencedTable, url: str) -> None:
     put(table, 9, 1, "a")
     with FencedTable(url, "hourly") as other:
         put(other, 1, 2, "b")
-        assert (other.seen(), table.seen()) == (1, 9)
+        assert (other.highest_epoch(), table.highest_epoch()) == (1, 9)
 
 
 def test_a_connection_of_the_caller_is_used_with_its_own_rows_and_stays_open(url: str) -> None:
     with psycopg.connect(url, row_factory=dict_row) as mine:
         with FencedTable(mine, "nightly") as table:
-            with table.fenced(4) as cursor:
+            with table.transaction(4) as cursor:
                 cursor.execute("insert into report values (1, 'a') returning day")
                 assert cursor.fetchall() == [{"day": 1}]
-            assert table.seen() == 4
+            assert table.highest_epoch() == 4
         assert not mine.closed
         assert report(url) == {1: "a"}
         mine.execute("select 1")  # begins a transaction
-        with pytest.raises(UsageError, match="in a transaction already"), table.fenced(4):
+        with pytest.raises(UsageError, match="in a transaction already"), table.transaction(4):
             pass
-    with pytest.raises(UsageError, match="is closed"), table.fenced(4):
+    with pytest.raises(UsageError, match="is closed"), table.transaction(4):
         pass
 
 
 def test_an_error_in_the_block_rolls_it_back_and_is_raised_as_it_is(
     table: FencedTable, url: str
 ) -> None:
-    with pytest.raises(psycopg.errors.UniqueViolation), table.fenced(1) as cursor:  # noqa: PT012
+    with pytest.raises(psycopg.errors.UniqueViolation), table.transaction(1) as cursor:  # noqa: PT012
         cursor.execute("insert into report values (1, 'a')")
         cursor.execute("insert into report values (1, 'b')")
     assert report(url) == {}
@@ -203,7 +203,7 @@ def test_an_error_in_the_block_rolls_it_back_and_is_raised_as_it_is(
 def test_a_statement_that_failed_and_was_caught_commits_nothing(
     table: FencedTable, url: str
 ) -> None:
-    with pytest.raises(UsageError, match="has failed"), table.fenced(1) as cursor:  # noqa: PT012
+    with pytest.raises(UsageError, match="has failed"), table.transaction(1) as cursor:  # noqa: PT012
         cursor.execute("insert into report values (1, 'a')")
         with pytest.raises(psycopg.errors.UniqueViolation):
             cursor.execute("insert into report values (1, 'b')")
@@ -214,13 +214,20 @@ def test_a_statement_that_failed_and_was_caught_commits_nothing(
 def test_a_block_that_ends_its_transaction_by_itself_is_found_out(
     table: FencedTable, statement: bytes
 ) -> None:
-    with pytest.raises(UsageError, match="by a statement of its own"), table.fenced(1) as cursor:
+    with (
+        pytest.raises(UsageError, match="by a statement of its own"),
+        table.transaction(1) as cursor,
+    ):
         cursor.execute(statement)
     put(table, 1, 1, "a")
 
 
 def test_blocks_can_not_be_nested(table: FencedTable) -> None:
-    with table.fenced(1), pytest.raises(UsageError, match="can not be nested"), table.fenced(1):
+    with (
+        table.transaction(1),
+        pytest.raises(UsageError, match="can not be nested"),
+        table.transaction(1),
+    ):
         pass
 
 
@@ -240,7 +247,7 @@ def test_what_was_deferred_fails_before_the_commit(table: FencedTable, url: str)
 def test_a_row_that_is_deleted_while_the_block_runs_lets_nothing_through(
     table: FencedTable, url: str
 ) -> None:
-    with pytest.raises(UsageError, match="run it again"), table.fenced(5) as cursor:  # noqa: PT012
+    with pytest.raises(UsageError, match="run it again"), table.transaction(5) as cursor:  # noqa: PT012
         cursor.execute("insert into report values (1, 'a')")
         execute(url, "delete from leasehold_fence.fence")
     assert report(url) == {}
@@ -250,15 +257,15 @@ def test_a_row_that_is_deleted_while_the_block_runs_lets_nothing_through(
 def test_many_that_come_first_at_once_make_the_tables_once(url: str) -> None:
     begin, failed = threading.Barrier(6), []
 
-    def work(token: int) -> None:
+    def work(epoch: int) -> None:
         begin.wait()
         try:
             with FencedTable(url, "nightly") as table:
-                put(table, token, token, "a")
+                put(table, epoch, epoch, "a")
         except FencedWrite:
-            failed.append(token)
+            failed.append(epoch)
 
-    threads = [threading.Thread(target=work, args=(token,)) for token in range(1, 7)]
+    threads = [threading.Thread(target=work, args=(epoch,)) for epoch in range(1, 7)]
     for each in threads:
         each.start()
     for each in threads:
@@ -285,7 +292,7 @@ def test_a_user_without_rights_is_told_what_is_missing(url: str) -> None:
         with psycopg.connect(url, autocommit=True) as guest:
             guest.execute(f"set role {role}".encode())
             with pytest.raises(StoreUnusable, match=r"grant this user .* insert"):
-                FencedTable(guest, "nightly").seen()
+                FencedTable(guest, "nightly").highest_epoch()
             with FencedTable(url, "nightly") as mine:
                 put(mine, 1, 1, "a")
             execute(url, f"grant usage on schema leasehold_fence to {role}")
@@ -293,8 +300,8 @@ def test_a_user_without_rights_is_told_what_is_missing(url: str) -> None:
                 url,
                 f"grant select, insert, update on all tables in schema leasehold_fence to {role}",
             )
-            assert FencedTable(guest, "nightly").seen() == 1
-            with FencedTable(guest, "nightly").fenced(2):
+            assert FencedTable(guest, "nightly").highest_epoch() == 1
+            with FencedTable(guest, "nightly").transaction(2):
                 pass
     finally:
         execute(url, f"drop owned by {role}")
@@ -310,4 +317,4 @@ def test_wrong_arguments_are_refused(url: str) -> None:
         FencedTable(7, "nightly")  # type: ignore[arg-type]
     away = FencedTable("postgresql://nobody@127.0.0.1:1/none", "nightly")
     with pytest.raises(StoreUnavailable):
-        away.seen()
+        away.highest_epoch()

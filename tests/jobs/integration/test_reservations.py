@@ -129,7 +129,7 @@ def test_the_run_of_a_moment_is_had_once_over_all(url: str) -> None:
     assert answer.holder == job.holder
     with (
         pytest.raises(JobDone, match="is done by") as told,
-        reserve("nightly", store=url, lease=LEASE, occurrence=TWO, on_crash=OnCrash.LEAVE),
+        reserve("nightly", store=url, lease=LEASE, occurrence=TWO, on_crash=OnCrash.ABANDON),
     ):
         pytest.fail("it runs twice")
     assert (told.value.occurrence, told.value.holder) == (TWO.isoformat(), job.holder)

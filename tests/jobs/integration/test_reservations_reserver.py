@@ -224,7 +224,7 @@ def test_what_was_given_and_never_heard_of_is_no_run_in_the_log() -> None:
             while not other.try_reserve("first"):  # with the next renewal at the latest
                 threading.Event().wait(0.01)
     _, *unheard, first = log_entries(anyio.run(store.history, job_key("first")))
-    assert {each.outcome for each in unheard} == {Outcome.NOTHING}
+    assert {each.outcome for each in unheard} == {Outcome.NO_RUN}
     assert first.outcome is Outcome.OK
 
 
@@ -378,7 +378,7 @@ def test_who_is_interrupted_while_asking_leaves_nothing_reserved() -> None:
             mine.try_reserve("nightly")
         store.goes_on.set()
         assert store.given_back.wait(100)
-        assert RunNote.of((store.notes or {})["job/nightly"]).outcome is Outcome.NOTHING
+        assert RunNote.of((store.notes or {})["job/nightly"]).outcome is Outcome.NO_RUN
         assert not mine.has_reservation("nightly")
         assert other.try_reserve("nightly")
         other.cancel_reservation("nightly")

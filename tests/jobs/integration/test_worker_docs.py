@@ -25,10 +25,10 @@ def test_the_examples_of_reservations_run_one_after_the_other(
     for block in blocks("reservations.md"):
         exec(compile(block, "reservations.md", "exec"), {"__name__": "example"})
     said = capsys.readouterr().out.splitlines()
-    assert said[0] == "part 0, written with token 1"
+    assert said[0] == "part 0, written with epoch 1"
     assert said[-2:] == [
-        "the run of 2026-03-01 02:00:00+00:00, token 2",
-        "at work with token 3",
+        "the run of 2026-03-01 02:00:00+00:00, epoch 2",
+        "at work with epoch 3",
     ]
 
 

@@ -83,7 +83,7 @@ def test_a_second_run_of_the_jobs_page_is_told_that_it_is_held(
     assert (pause, look) == ("sleep 3", "leasehold jobs show nightly")
     os.mkfifo(tmp_path / "begun")
     begin = begin.replace("sleep 60", "sh -c 'echo >begun; sleep 60'")
-    end = "leasehold jobs check-token nightly 1; kill %1; wait %1 || true"
+    end = "leasehold jobs check-epoch nightly 1; kill %1; wait %1 || true"
     said = in_a_shell(f"{begin}\nread <begun\n{again}\n{end}", tmp_path)
     assert expected(second)[0] in said.splitlines()
     assert re.search(r"^last outcome +killed *$", typist.line(look), re.MULTILINE)

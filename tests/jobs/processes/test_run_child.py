@@ -321,7 +321,7 @@ def test_the_pipe_of_the_deadline_ends_when_the_job_is_lost(start: Start, tmp_pa
         "import os, pathlib, signal\n"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
         f"pathlib.Path({str(ready)!r}).touch()\n"
-        "end = os.read(int(os.environ['LEASEHOLD_DEADLINE_FD']), 1)\n"
+        "end = os.read(int(os.environ['LEASEHOLD_LOST_FD']), 1)\n"
         f"pathlib.Path({str(told)!r}).write_text(repr(end))\n"
     )
     under = start(sys.executable, "-I", "-S", "-c", script)
@@ -335,7 +335,7 @@ def test_the_pipe_of_the_deadline_ends_when_the_job_is_lost(start: Start, tmp_pa
 def test_warn_only_tells_the_command(start: Start, tmp_path: Path) -> None:
     ready = tmp_path / "ready"
     timeouts = CommandTimeouts(lease_s=60.0, stop_margin_s=12.0, on_loss=OnLoss(kind=LossKind.WARN))
-    script = f'touch {ready}; eval "read line <&$LEASEHOLD_DEADLINE_FD"; exit 4'
+    script = f'touch {ready}; eval "read line <&$LEASEHOLD_LOST_FD"; exit 4'
     under = start("bash", "-c", script, timeouts=timeouts)
     until(ready.exists)
     under.handle.lose()

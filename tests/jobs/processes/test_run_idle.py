@@ -29,7 +29,7 @@ pytestmark = pytest.mark.timeout(300)
 
 T = TypeVar("T")
 AT_TWO = datetime(2026, 1, 31, 2, tzinfo=UTC)
-AT_MOST_ONCE: dict[str, Any] = {"occurrence": AT_TWO, "policy": Policy(on_crash=OnCrash.LEAVE)}
+AT_MOST_ONCE: dict[str, Any] = {"occurrence": AT_TWO, "policy": Policy(on_crash=OnCrash.ABANDON)}
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def test_a_pause_that_comes_while_it_waits_costs_no_run(
     assert ran.exists()
     newest, *older = log_of(url)
     assert (newest.outcome, newest.note.attempt) == (Outcome.OK, 1)
-    assert [each.outcome for each in older] == [Outcome.NOTHING, Outcome.OK]
+    assert [each.outcome for each in older] == [Outcome.NO_RUN, Outcome.OK]
 
 
 def test_a_signal_right_after_the_claim_costs_no_run(
@@ -88,7 +88,7 @@ def test_a_signal_right_after_the_claim_costs_no_run(
     assert "nothing was run" in status.message
     assert once(url, "true", **AT_MOST_ONCE).reason is ExitReason.ENDED
     newest, stopped = log_of(url)
-    assert (newest.note.attempt, stopped.outcome) == (1, Outcome.NOTHING)
+    assert (newest.note.attempt, stopped.outcome) == (1, Outcome.NO_RUN)
 
 
 @pytest.mark.parametrize(("losses", "code"), [(2, 0), (10_000, 69)])
@@ -99,7 +99,7 @@ def test_a_lease_that_is_lost_while_reserving_is_trouble_of_the_store(
 
     async def slept(claimant: Claimant, *, wait_s: float | None) -> object:
         if len(lost) < losses:
-            lost.append(LeaseLost("it slept too long", key="me", reason="trust window over"))
+            lost.append(LeaseLost("it slept too long", key="me", reason="local_deadline"))
             raise lost[-1]
         return await take(claimant, wait_s=wait_s)
 

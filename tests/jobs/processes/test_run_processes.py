@@ -300,7 +300,7 @@ def _signals(status: str, name: str) -> set[int]:
 def test_a_schedule_is_run_once_over_two_nodes(start: Start, tmp_path: Path) -> None:
     book = tmp_path / "book"
     # It ends in order also if it is told to stop: else its occurrence would be run again.
-    script = f"""trap '' TERM; echo "$LEASEHOLD_OCCURRENCE $LEASEHOLD_TOKEN" >> {book}"""
+    script = f"""trap '' TERM; echo "$LEASEHOLD_OCCURRENCE $LEASEHOLD_EPOCH" >> {book}"""
     command = ["sh", "-c", script]
     nodes = [start("--every", "1s", "--standby", command=command) for _ in range(2)]
 

@@ -91,7 +91,7 @@ def test_the_log_has_the_outcome_and_the_exit_code(
     url: str, script: str, code: int, outcome: Outcome
 ) -> None:
     status = once(url, "sh", "-c", script)
-    assert (status.code, status.reason, status.token) == (code, ExitReason.ENDED, 1)
+    assert (status.code, status.reason, status.epoch) == (code, ExitReason.ENDED, 1)
     (entry,) = log_of(url)
     assert (entry.epoch, entry.outcome, entry.note.exit_code) == (1, outcome, code)
 
@@ -103,12 +103,12 @@ def test_the_command_knows_its_job_and_its_token(url: str, tmp_path: Path) -> No
     found = dict(line.partition("=")[::2] for line in told.read_text().splitlines())
     (entry,) = log_of(url)
     assert found["LEASEHOLD_JOB"] == JOB
-    assert found["LEASEHOLD_TOKEN"] == str(entry.epoch)
+    assert found["LEASEHOLD_EPOCH"] == found["LEASEHOLD_TOKEN"] == str(entry.epoch)
     assert found["LEASEHOLD_LEASE_ID"] == entry.holder
     assert found["LEASEHOLD_OCCURRENCE"] == "2026-01-31T02:00:00+00:00"
     assert found["LEASEHOLD_ATTEMPT"] == "1"
-    assert found["LEASEHOLD_NODE"] == entry.note.host
-    assert int(found["LEASEHOLD_DEADLINE_FD"]) > 2
+    assert found["LEASEHOLD_HOST"] == entry.note.host
+    assert int(found["LEASEHOLD_LOST_FD"]) > 2
 
 
 @pytest.mark.spec("J1")
@@ -201,11 +201,11 @@ def test_an_occurrence_that_was_stopped_is_still_open(
     first.signalled(signal.SIGTERM)
     assert (first.end().code, first.end().reason) == (143, ExitReason.STOPPED)
     left = once(
-        url, *witness(book, "exit 0"), occurrence=AT_TWO, policy=Policy(on_crash=OnCrash.LEAVE)
+        url, *witness(book, "exit 0"), occurrence=AT_TWO, policy=Policy(on_crash=OnCrash.ABANDON)
     )
     assert left.reason is ExitReason.DONE
     again = once(url, *witness(book, "exit 0"), occurrence=AT_TWO)
-    assert (again.code, again.token) == (0, 2)
+    assert (again.code, again.epoch) == (0, 2)
     newest, stopped = log_of(url)
     assert (stopped.outcome, stopped.note.exit_code) == (Outcome.KILLED, 143)
     assert (newest.outcome, newest.note.attempt) == (Outcome.OK, 2)
@@ -227,7 +227,7 @@ def test_a_paused_job_starts_nothing(url: str, tmp_path: Path) -> None:
 def test_a_failure_is_tried_again_under_the_same_reservation(url: str, tmp_path: Path) -> None:
     book = tmp_path / "book"
     policy = Policy(retries=2, retry_pause=timedelta(milliseconds=10))
-    script = f"echo $LEASEHOLD_TOKEN $LEASEHOLD_ATTEMPT >> {book}; [ $LEASEHOLD_ATTEMPT = 2 ]"
+    script = f"echo $LEASEHOLD_EPOCH $LEASEHOLD_ATTEMPT >> {book}; [ $LEASEHOLD_ATTEMPT = 2 ]"
     status = once(url, "sh", "-c", script, policy=policy)
     assert (status.code, status.attempt) == (0, 2)
     assert book.read_text().splitlines() == ["1 1", "1 2"]

@@ -97,7 +97,7 @@ def test_nodes_that_crash_run_each_occurrence_at_least_once() -> None:
 def test_what_is_to_be_left_after_a_crash_is_begun_at_most_once() -> None:
     world, names = World(seed=3), [f"job{number}" for number in range(10)]
     jobs = [
-        world.job(name, every="30s", takes_s=8.0, on_crash=OnCrash.LEAVE, **ALL) for name in names
+        world.job(name, every="30s", takes_s=8.0, on_crash=OnCrash.ABANDON, **ALL) for name in names
     ]
     play(lambda: live_and_die(world, jobs, HOURS))  # type: ignore[arg-type]
     begun = [(each.name, each.occurrence) for each in world.book]

@@ -106,7 +106,7 @@ def test_one_that_is_skipped_says_nothing_but_to_programs(
         told = leasehold("run", "--job", "j", "--json", "--", "true")
     assert (quiet.code, quiet.err) == (0, "")
     line = json.loads(told.err)
-    assert (line["job"], line["reason"], line["exit_code"], line["token"]) == ("j", "held", 0, None)
+    assert (line["job"], line["reason"], line["exit_code"], line["epoch"]) == ("j", "held", 0, None)
 
 
 @pytest.mark.process
@@ -176,13 +176,13 @@ def test_on_lost() -> None:
 
 
 def test_the_limits_leave_time_to_stop_and_to_kill_before_the_lease_ends() -> None:
-    timeouts = _limits("j", timedelta(seconds=60), grace="15s", timeout=None, on_lost="stop")
+    timeouts = _limits("j", timedelta(seconds=60), stop_timeout="15s", timeout=None, on_lost="stop")
     assert (timeouts.stop_margin_s, timeouts.stop_timeout_s, timeouts.kill_margin_s) == (
         12.0,
         15.0,
         0.5,
     )
-    short = _limits("j", timedelta(seconds=2), grace="15s", timeout=None, on_lost="stop")
+    short = _limits("j", timedelta(seconds=2), stop_timeout="15s", timeout=None, on_lost="stop")
     assert 0 < short.kill_margin_s < short.stop_margin_s / 4
     assert short.slice_s < short.kill_margin_s
 
@@ -240,14 +240,14 @@ def test_one_that_a_later_one_has_overtaken_is_not_said_to_be_done() -> None:
 def test_the_line_for_programs_has_all_that_is_known() -> None:
     moment = datetime(2026, 1, 31, 2, tzinfo=UTC)
     status = ExitStatus(
-        reason=ExitReason.LOST, code=79, message="gone", token=4, occurrence=moment, attempt=2
+        reason=ExitReason.LOST, code=79, message="gone", epoch=4, occurrence=moment, attempt=2
     )
     assert json.loads(status.line("nightly")) == {
         "job": "nightly",
         "reason": "lost",
         "exit_code": 79,
         "message": "gone",
-        "token": 4,
+        "epoch": 4,
         "occurrence": "2026-01-31T02:00:00+00:00",
         "attempts": 2,
     }

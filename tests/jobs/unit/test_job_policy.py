@@ -18,7 +18,7 @@ A_MOMENT = timedelta(microseconds=1)
 
 def test_what_nobody_said_is_the_careful_way() -> None:
     usual = Policy()
-    assert usual.on_crash is OnCrash.RUN_AGAIN
+    assert usual.on_crash is OnCrash.RERUN
     assert usual.catch_up is CatchUp.LATEST
     assert usual.overlap is Overlap.SKIP
     assert (usual.max_age, usual.timeout) == (None, None)

@@ -125,7 +125,7 @@ def test_a_longer_absence_is_told_in_time_and_it_is_back_afterwards(leases: floa
             renewed_s, before = 2.5, ring.holder
             scene.store.away = True
             await until(lambda: bool(ring.told))
-            assert ring.losses() == [(A, "trust window over"), (B, "trust window over")]
+            assert ring.losses() == [(A, "local_deadline"), (B, "local_deadline")]
             assert now() <= renewed_s + 0.7 * LEASE_S + 0.1
             assert not ring.valid(A)
             assert 0 < ring.remaining_s(A) <= 0.2 * LEASE_S
@@ -169,7 +169,7 @@ def test_a_pause_between_an_answer_and_its_arrival_ends_belief_for_good() -> Non
 
             scene.store.after_renewal = pause
             await until(lambda: bool(ring.told))
-            assert ring.losses() == [(A, "trust window over")]
+            assert ring.losses() == [(A, "local_deadline")]
             assert not ring.valid(A)
             await until(lambda: ring.holder != before)
 
@@ -200,7 +200,7 @@ def test_a_store_that_can_not_serve_is_an_error_at_the_first_attempt_only() -> N
             scene.store.error = StoreUnusable("read-only")
             await asyncio.sleep(3 * LEASE_S)
             scene.store.error = None
-            assert ring.losses() == [(A, "trust window over")]
+            assert ring.losses() == [(A, "local_deadline")]
             await ring.ready()
             assert set(await ring.take({A: ""})) == {A}
 

@@ -132,7 +132,7 @@ def test_the_loss_is_told_while_there_is_time_to_stop_and_nobody_else_is_in() ->
         renewed_s = 2.5  # of 10 s, a renewal each 2.5 s
         scene.store.away = True
         await keeping
-        assert heard.of("lost") == ["trust window over"]
+        assert heard.of("lost") == ["local_deadline"]
         assert now() == pytest.approx(renewed_s + LEASE_S * 0.7)
         assert not job.valid
         assert job.remaining_s() == pytest.approx(LEASE_S * 0.2)
@@ -154,7 +154,7 @@ def test_a_pause_between_the_answer_of_the_store_and_its_arrival_ends_belief_for
 
         scene.store.after_renewal = pause
         await job.keep()
-        assert heard.of("lost") == ["trust window over"]
+        assert heard.of("lost") == ["local_deadline"]
         assert not job.valid
         assert job.remaining_s() == 0.0
 

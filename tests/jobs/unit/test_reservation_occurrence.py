@@ -46,10 +46,10 @@ def test_what_was_given_without_our_hearing_is_given_back_and_was_no_run(call: s
         await job.leave()
         assert not await scene.store.members(GROUP)
         for key in (KEY, job_key("weekly")):
-            assert [each.outcome for each in await log(scene, key)] == [Outcome.NOTHING]
+            assert [each.outcome for each in await log(scene, key)] == [Outcome.NO_RUN]
         following, _ = await scene.held("nightly", "weekly", occurrence=TWO)
         await end(following)
-        assert await outcomes(scene) == [Outcome.OK, Outcome.NOTHING]
+        assert await outcomes(scene) == [Outcome.OK, Outcome.NO_RUN]
 
     play(story)
 
@@ -113,11 +113,11 @@ def test_after_a_crash_it_is_run_again_as_the_next_attempt() -> None:
 def test_after_a_crash_it_is_left_alone_if_that_is_asked_for() -> None:
     async def story(scene: Scene) -> None:
         job, _ = await scene.held(occurrence=TWO)
-        late, _ = scene.claimant(occurrence=TWO, on_crash=OnCrash.LEAVE)
+        late, _ = scene.claimant(occurrence=TWO, on_crash=OnCrash.ABANDON)
         answer = await late.take(wait_s=None)
         assert answer == Done(key=KEY, occurrence=TWO, started=True, holder=job.holder)
         assert "was started and not finished" in str(answer)
-        following, _ = scene.claimant(occurrence=THREE, on_crash=OnCrash.LEAVE)
+        following, _ = scene.claimant(occurrence=THREE, on_crash=OnCrash.ABANDON)
         assert await following.take(wait_s=None) is None
         assert following.note.attempt == 1
 
@@ -130,7 +130,7 @@ def test_one_that_was_let_go_before_anything_was_run_has_not_crashed(on_crash: O
         for _ in range(3):
             job, _ = await scene.held(occurrence=TWO, on_crash=on_crash)
             assert job.note.attempt == 1
-            await end(job, Outcome.NOTHING)
+            await end(job, Outcome.NO_RUN)
         job, _ = await scene.held(occurrence=TWO, on_crash=on_crash)
         assert job.note.attempt == 1
 
@@ -142,8 +142,8 @@ def test_an_idle_reservation_after_a_crash_hides_nothing_and_counts_as_no_attemp
         await scene.held(occurrence=TWO)
         idle, _ = scene.claimant(occurrence=TWO)
         assert await idle.take(wait_s=None) is None
-        await end(idle, Outcome.NOTHING)
-        careful, _ = scene.claimant(occurrence=TWO, on_crash=OnCrash.LEAVE)
+        await end(idle, Outcome.NO_RUN)
+        careful, _ = scene.claimant(occurrence=TWO, on_crash=OnCrash.ABANDON)
         assert isinstance(await careful.take(wait_s=0), Done)
         await careful.leave()
         again, _ = await scene.held(occurrence=TWO)
@@ -155,12 +155,12 @@ def test_an_idle_reservation_after_a_crash_hides_nothing_and_counts_as_no_attemp
 @pytest.mark.parametrize("call", ["claim", "checkpoint"])
 def test_a_take_that_was_called_off_after_the_claim_is_no_crash(call: str) -> None:
     async def story(scene: Scene) -> None:
-        job, _ = scene.claimant(occurrence=TWO, on_crash=OnCrash.LEAVE)
+        job, _ = scene.claimant(occurrence=TWO, on_crash=OnCrash.ABANDON)
         scene.store.deaf = frozenset({call})
         with pytest.raises(StoreUnavailable):
             await job.take(wait_s=0)
         await job.leave()
-        following, _ = await scene.held(occurrence=TWO, on_crash=OnCrash.LEAVE)
+        following, _ = await scene.held(occurrence=TWO, on_crash=OnCrash.ABANDON)
         assert following.note.attempt == 1
 
     play(story)

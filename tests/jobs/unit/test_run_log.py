@@ -110,9 +110,9 @@ def test_parts_that_a_later_release_adds_are_passed_over() -> None:
         (EndReason.RELEASED, RunNote(), Outcome.OK),
         (EndReason.RELEASED, RunNote(outcome=Outcome.FAILED), Outcome.FAILED),
         (EndReason.RELEASED, RunNote(outcome=Outcome.KILLED), Outcome.KILLED),
-        (EndReason.RELEASED, RunNote(outcome=Outcome.NOTHING), Outcome.NOTHING),
-        (None, RunNote(outcome=Outcome.NOTHING), None),  # it may still run
-        (EndReason.EXPIRED, RunNote(outcome=Outcome.NOTHING), Outcome.EXPIRED),
+        (EndReason.RELEASED, RunNote(outcome=Outcome.NO_RUN), Outcome.NO_RUN),
+        (None, RunNote(outcome=Outcome.NO_RUN), None),  # it may still run
+        (EndReason.EXPIRED, RunNote(outcome=Outcome.NO_RUN), Outcome.EXPIRED),
         (EndReason.HANDED_OVER, RunNote(), Outcome.HANDED_OVER),
         (EndReason.HANDED_OVER, RunNote(outcome=Outcome.OK), Outcome.OK),
         (EndReason.EXPIRED, RunNote(words="half way"), Outcome.EXPIRED),
@@ -127,7 +127,7 @@ def test_how_it_ended_is_what_its_holder_said_or_else_what_the_store_saw(
     entry = RunLogEntry.of(term(1, reason=reason, note=note.to_json()))
     assert entry.outcome is outcome
     assert entry.note == note
-    assert entry.ran == (outcome is not Outcome.NOTHING)
+    assert entry.ran == (outcome is not Outcome.NO_RUN)
     known = reason not in (None, EndReason.EXPIRED)  # it died some time before that was seen
     assert entry.duration == (timedelta(seconds=90) if known else None)
 

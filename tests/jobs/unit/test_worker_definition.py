@@ -106,7 +106,7 @@ def test_single_options_go_before_those_of_the_policy() -> None:
     policy = Policy(retries=3, overlap=Overlap.QUEUE)
     made = job("any", every="5m", policy=policy, overlap="replace", catch_up=CatchUp.ALL)(nothing)
     assert made.policy == Policy(retries=3, overlap=Overlap.REPLACE, catch_up=CatchUp.ALL)
-    assert job("any", on_crash="leave")(nothing).policy.on_crash is OnCrash.LEAVE
+    assert job("any", on_crash="abandon")(nothing).policy.on_crash is OnCrash.ABANDON
 
 
 def test_a_worker_needs_jobs_of_different_names() -> None:

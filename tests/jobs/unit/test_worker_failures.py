@@ -67,7 +67,7 @@ class Operator:
 def log_of(world: World, name: str) -> list[RunLogEntry]:
     """The reservations that ran something, oldest first."""
     found = log_entries(world.server.registry.history(job_key(name), 100))
-    return [each for each in reversed(found) if each.outcome is not Outcome.NOTHING]
+    return [each for each in reversed(found) if each.outcome is not Outcome.NO_RUN]
 
 
 def second_of(run: Run) -> float:
@@ -245,7 +245,7 @@ def test_an_occurrence_that_is_marked_as_begun_when_the_worker_is_stopped_is_run
     for late_ms in range(0, 400, 20):
 
         async def story(world: World, late_s: float = late_ms / 1000) -> None:
-            made = world.job("n", every="60s", takes_s=0.1, on_crash="leave")
+            made = world.job("n", every="60s", takes_s=0.1, on_crash="abandon")
             node = world.start([made])
             await asyncio.sleep(60 + late_s)
             await world.stop(node)

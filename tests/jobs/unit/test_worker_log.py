@@ -52,10 +52,10 @@ def test_what_a_store_gave_without_being_heard_is_no_run() -> None:
         world.nodes[0].host.rates = NO_FAULTS
         await asyncio.sleep(20)
         log = log_entries(await world.nodes[0].store.history(job_key("tick"), limit=100))
-        assert {each.outcome for each in log} >= {Outcome.OK, Outcome.NOTHING}
+        assert {each.outcome for each in log} >= {Outcome.OK, Outcome.NO_RUN}
         begun = {each.epoch for each in world.book}
         assert {each.epoch for each in log if each.outcome is Outcome.OK} <= begun
-        assert not {each.epoch for each in log if each.outcome is Outcome.NOTHING} & begun
+        assert not {each.epoch for each in log if each.outcome is Outcome.NO_RUN} & begun
 
     for seed in range(2):
         play(story, seed=seed)

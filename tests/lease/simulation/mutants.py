@@ -285,7 +285,7 @@ def stops_afterwards(original: Any) -> Any:
     """... and the work stops some time later."""
 
     def closed(self: HostKeyHandler, ownership: Ownership, reason: str) -> None:
-        if reason in ("released", "handed over"):
+        if reason in ("released", "handed_over"):
             asyncio.get_running_loop().call_later(2.0, original, self, ownership, reason)
         else:
             original(self, ownership, reason)
@@ -298,7 +298,7 @@ def tells_nobody(original: Any) -> Any:
     """Belief ends in time, and the work goes on: nobody tells it to stop."""
 
     def closed(self: HostKeyHandler, ownership: Ownership, reason: str) -> None:
-        if reason != "trust window over":
+        if reason != "local_deadline":
             original(self, ownership, reason)
 
     return closed

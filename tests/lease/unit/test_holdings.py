@@ -121,7 +121,7 @@ def test_work_that_has_stopped_at_once_is_closed_and_given_up() -> None:
     holdings.drain("job/b", to=None, until_s=9.0)
     assert keeper.told[2:] == [
         "drain job/a@1",
-        "closed job/a@1: handed over",
+        "closed job/a@1: handed_over",
         "drain job/b@1",
         "closed job/b@1: released",
     ]
@@ -134,20 +134,20 @@ def test_a_key_is_believed_while_its_work_is_stopping(holdings: Holdings, keeper
     holdings.drain(KEY, to="b", until_s=9.0)
     assert holdings.believed(KEY, 8.999) == owned(1)
     assert not holdings.leaving
-    holdings.drained(owned(1), reason="handed over")
+    holdings.drained(owned(1), reason="handed_over")
     assert holdings.believed(KEY, 8.999) is None
     assert holdings.leaving[KEY].ownership == owned(1)
-    assert keeper.told == ["opened job/a@1", "drain job/a@1", "closed job/a@1: handed over"]
+    assert keeper.told == ["opened job/a@1", "drain job/a@1", "closed job/a@1: handed_over"]
 
 
 def test_the_keeper_is_asked_to_drain_once(holdings: Holdings, keeper: Recorder) -> None:
     holdings.open(owned(1))
     for to in ("b", "c", None):
         holdings.drain(KEY, to=to, until_s=9.0)
-    holdings.drained(owned(1), reason="handed over")
-    holdings.drained(owned(1), reason="handed over")
+    holdings.drained(owned(1), reason="handed_over")
+    holdings.drained(owned(1), reason="handed_over")
     assert keeper.told.count("drain job/a@1") == 1
-    assert keeper.told.count("closed job/a@1: handed over") == 1
+    assert keeper.told.count("closed job/a@1: handed_over") == 1
     assert holdings.leaving[KEY].to == "b", "the first receiver was promised it"
 
 
@@ -211,7 +211,7 @@ def test_a_key_that_is_lost_while_draining_is_not_given_up(holdings: Holdings) -
     holdings.open(owned(1))
     holdings.drain(KEY, to="b", until_s=9.0)
     holdings.close(KEY, reason="stolen")
-    holdings.drained(owned(1), reason="handed over")
+    holdings.drained(owned(1), reason="handed_over")
     assert holdings.empty
 
 
@@ -304,7 +304,7 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(key=KEYS)
     def drained(self, key: str) -> None:
         if key in self.holdings.held:
-            self.holdings.drained(self.holdings.held[key], reason="handed over")
+            self.holdings.drained(self.holdings.held[key], reason="handed_over")
 
     @precondition(lambda self: self.holdings.leaving)
     @rule(key=KEYS, epoch=EPOCHS)

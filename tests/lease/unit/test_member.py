@@ -203,7 +203,7 @@ def test_work_that_does_not_stop_in_time_is_stopped_by_force() -> None:
         member.options = replace(member.options, drain_timeout=timedelta(seconds=4))
         world.drain(host)
         await world.pass_time(20.0)
-        assert keeper.closed_because == ["drain limit"] * PARTITIONS
+        assert keeper.closed_because == ["drain_timeout"] * PARTITIONS
         assert member.left
 
     play(story)
@@ -381,7 +381,7 @@ def test_a_break_is_heeded_in_time_although_the_store_has_gone_silent() -> None:
         await world.pass_time(CYCLE_S)
         host.rates = replace(NO_FAULTS, request_lost=1.0)
         await world.pass_time(2.5)
-        assert [reason for _, reason in told] == ["drain limit"]
+        assert [reason for _, reason in told] == ["drain_timeout"]
         assert told[0][0] - begun_s <= 5.0
         assert member.calls["renew"] < 20
 

@@ -67,7 +67,7 @@ async def test_after_a_suspend_the_work_ends_though_the_loop_sleeps_on() -> None
         clock.asleep_s = 99.0
         with anyio.fail_after(10):  # the loop's own next look is 30 s away
             await keeper.closed_one.wait()
-        assert keeper.reason == "trust window over"
+        assert keeper.reason == "local_deadline"
         assert member.calls["renew"] == renewals
         tasks.cancel_scope.cancel()
 

@@ -345,7 +345,7 @@ async def test_a_handler_that_outlived_its_lease_finds_every_call_refused() -> N
             link.cut = False
         assert 0 < found["left_s"] < LONG_LEASE_S
         assert (found["lost"], found["after_s"]) == (True, 0.0)
-        assert found["reason"] == "trust window over"
+        assert found["reason"] == "local_deadline"
 
 
 @pytest.mark.spec("P2")

@@ -173,7 +173,7 @@ async def test_manual_writes_nothing_by_itself_and_the_end_says_what_comes_again
         async with host:
             await s.seen.count(8)
         assert await s.checkpoints() == {}
-        assert host.counts().may_repeat == 8
+        assert host.counts().possible_repeats == 8
 
 
 @pytest.mark.spec("C4")

@@ -65,7 +65,7 @@ def test_a_host_stopped_in_its_handler_comes_back_as_a_zombie_that_writes_nothin
         assert heir.says("opened")["position"] == done + 1
         heir.says("stored", number=29)
         zombie.resume()
-        zombie.says("refused", epoch=1, number=last, why="trust window over")
+        zombie.says("refused", epoch=1, number=last, why="local_deadline")
         zombie.says("closed", reason="lost", epoch=1)
         assert zombie.delivered() == stood
         c.fill(20)

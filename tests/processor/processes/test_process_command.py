@@ -126,7 +126,7 @@ def test_it_handles_every_event_and_leaves_in_good_order(
 def test_poison_goes_to_the_dead_letters(
     running: Callable[..., Running], leasehold: CommandLine
 ) -> None:
-    words = ("--poison", "dead-letter=dead", "--retries", "0", "--lease", "2s")
+    words = ("--poison", "dead_letter=dead", "--retries", "0", "--lease", "2s")
     host = running("my_handlers:fail", *words)
     for _ in range(2):
         host.until("put to the dead letters")
@@ -163,9 +163,9 @@ def test_batches_and_metrics(running: Callable[..., Running]) -> None:
 def test_an_operator_has_it_leave_and_the_other_host_goes_on(
     running: Callable[..., Running], leasehold: CommandLine
 ) -> None:
-    one = running("my_handlers:handle", "--lease", "2s", "--name", "one")
+    one = running("my_handlers:handle", "--lease", "2s", "--holder-name", "one")
     one.until("opened partition")
-    two = running("my_handlers:handle", "--lease", "2s", "--name", "two", "--weight", "1.5")
+    two = running("my_handlers:handle", "--lease", "2s", "--holder-name", "two", "--weight", "1.5")
     two.until("opened partition")
     members = leasehold("members", "ls", "orders", "billing", "-ojsonl").jsonl
     assert {each["holder"][:3]: each["weight"] for each in members} == {"one": 1.0, "two": 1.5}

@@ -88,6 +88,6 @@ def test_a_rolling_restart_under_load_repeats_no_event_and_loses_none(
             assert host.leave() == 0, host.diagnosis()
         never_together(c)
         assert balance(c).twice == 0
-        assert {each["reason"] for each in c.said("closed")} == {"shutdown", "handed over"}
+        assert {each["reason"] for each in c.said("closed")} == {"shutdown", "handed_over"}
         assert len(c.said("left")) == 4
         assert c.said("refused") == []

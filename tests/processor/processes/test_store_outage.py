@@ -25,7 +25,7 @@ NUMBERS = count(1)
 def last_closed_s(c: HostProcesses) -> float:
     """When the last host gave up what it could not renew."""
     c.until(lambda: not any(host.held() for host in c.hosts), "all stop what they can not renew")
-    assert {each["reason"] for each in c.said("closed")} <= {"lost", "handed over", "shutdown"}
+    assert {each["reason"] for each in c.said("closed")} <= {"lost", "handed_over", "shutdown"}
     return float(max(each["when_s"] for each in c.said("closed")))
 
 

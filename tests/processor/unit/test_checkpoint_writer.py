@@ -190,7 +190,7 @@ async def test_a_position_under_an_ownership_that_is_not_held_is_refused_and_cou
         d.writer.put(old, Position(sequence_number=5), on_done=d.answers)
         (error,) = await d.answers.count(1)
         assert isinstance(error, LeaseLost)
-        assert error.reason == "not held"
+        assert error.reason == "not_held"
         assert await d.stored() == {}
         assert d.calls == 0
         assert d.event_bus.counts().by_event["CheckpointRefused"] == 1

@@ -143,7 +143,7 @@ def test_a_second_driver_takes_its_share_and_nothing_comes_twice(
         assert first_works.wait(60)
         with in_background(second):
             assert shared.wait(60)
-            assert [each.reason for each in closed] == ["handed over"] * 2
+            assert [each.reason for each in closed] == ["handed_over"] * 2
             sent(url, range(400, 600))
             assert second_works.wait(60)
     count = 600

@@ -363,7 +363,7 @@ def test_the_commands_are_those_of_the_environment_and_fit_into_eighty_columns(
     assert max(map(len, lines)) <= 80
     describe, audit, example = parsed(lines)
     store = ["--store", f"sqlite:///{root}/leases.db"]
-    assert describe == [".venv/bin/leasehold", "groups", "describe", "flights", "delays", *store]
+    assert describe == [".venv/bin/leasehold", "groups", "show", "flights", "delays", *store]
     sink = ["--sink", f"delta:{root}/delays"]
     assert audit == [".venv/bin/leasehold", "audit", "flights", "delays", *sink, *store]
     assert example == [".venv/bin/python", "examples/spark_pipeline.py", "YOUR.csv"]

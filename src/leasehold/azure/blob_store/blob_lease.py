@@ -164,7 +164,7 @@ class BlobLease:
 
     def _check(self, response: HttpResponse, expected: int) -> None:
         if response.status != expected:
-            raise LeaseLost(self._lost_message(response), key=self.name, reason="not held")
+            raise LeaseLost(self._lost_message(response), key=self.name, reason="not_held")
 
     def _lost_message(self, response: HttpResponse) -> str:
         return (

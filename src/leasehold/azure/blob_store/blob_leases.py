@@ -181,7 +181,7 @@ class BlobLeases:
                 self._note(lease, response.sent_s, lease.duration_s)
                 return
             if response.status != NOT_FOUND:
-                raise lost_lease(lease.holder, "another token is in use")
+                raise lost_lease(lease.holder, "holder_id_in_use")
         raise StoreUnavailable(f"the blob of {lease.holder} does not stay where it is put")
 
     def _sweep(

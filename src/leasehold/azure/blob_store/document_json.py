@@ -246,7 +246,7 @@ def _break_at(more: dict[str, Any], modified_s: float) -> float | None:
 def _term_to(term: Term) -> list[Any]:
     data: list[Any] = [term.epoch, term.holder, _seconds(term.started_at)]
     if term.reason is not None and term.ended_at is not None:
-        data += [_seconds(term.ended_at), term.reason.value]
+        data += [_seconds(term.ended_at), term.reason.stored]
     elif term.note:
         data += [None, None]
     return [*data, term.note] if term.note else data

@@ -93,7 +93,7 @@ class FileRow:
             host="" if closed else self.host,
             address="" if closed else self.address,
             opened_at="" if closed else self.opened_at,
-            silent_s=0.0 if closed else self.silent_s(now),
+            idle_s=0.0 if closed else self.silent_s(now),
             attempts=self.attempts,
             next_attempt_s=max(0.0, self.next_attempt_s - now) if self.recovering else 0.0,
             trouble=self.trouble,
@@ -154,7 +154,7 @@ def holder_of(row: tuple[Any, ...], now: float) -> HolderStatus:
         host=host,
         pid=pid,
         since=since,
-        silent_s=max(0.0, now - renewed_s),
+        idle_s=max(0.0, now - renewed_s),
         open_files=open_files,
     )
 

@@ -158,7 +158,7 @@ def renew(work: JournalWork, holder: FileHolder) -> None:
     if work.tx.run("holder_renew", id=holder.id, token=holder.token, now=work.now):
         return
     found = work.tx.one("holder_token", id=holder.id)
-    reason = "unknown" if found is None else "another token is in use"
+    reason = "unknown" if found is None else "holder_id_in_use"
     what = "has no lease" if found is None else "is used by another incarnation"
     raise LeaseLost(
         f"the holder {holder.id} {what}: it closed all its files, or they were taken over; "

@@ -202,7 +202,7 @@ class JournalWork:
                 f"the holder id {holder.id} is in use with another token: each incarnation of a "
                 "client needs an id of its own",
                 key=holder.id,
-                reason="another token is in use",
+                reason="holder_id_in_use",
             )
         self._enlisted[holder.id] = holder.token
 

@@ -98,18 +98,19 @@ class CommandPlan:
 
 
 def environment(
-    *, job: str, token: int, lease_id: str, occurrence: datetime | None, attempt: int
+    *, job: str, epoch: int, lease_id: str, occurrence: datetime | None, attempt: int
 ) -> Mapping[str, str]:
-    """Return the environment of a command; the guard adds ``LEASEHOLD_DEADLINE_FD``."""
+    """Return the environment of a command; the guard adds ``LEASEHOLD_LOST_FD``."""
     moment = "" if occurrence is None else occurrence.astimezone(UTC).isoformat()
     return {
         **guard.environment(),
         "LEASEHOLD_JOB": job,
-        "LEASEHOLD_TOKEN": str(token),
+        "LEASEHOLD_EPOCH": str(epoch),
+        "LEASEHOLD_TOKEN": str(epoch),  # the former name of the same number
         "LEASEHOLD_LEASE_ID": lease_id,
         "LEASEHOLD_OCCURRENCE": moment,
         "LEASEHOLD_ATTEMPT": str(attempt),
-        "LEASEHOLD_NODE": host_name(),
+        "LEASEHOLD_HOST": host_name(),
     }
 
 
@@ -153,13 +154,13 @@ class ExitReason(Enum):
     """Why the wrapper ended."""
 
     ENDED = "ended"  # the command, on its own
-    TIMED_OUT = "timed out"
-    NOT_EXECUTED = "not executed"
+    TIMED_OUT = "timed_out"
+    NOT_EXECUTED = "not_executed"
     HELD = "held"
     DONE = "done"
     PAUSED = "paused"
     LOST = "lost"
-    HANDED_OVER = "handed over"
+    HANDED_OVER = "handed_over"
     STOPPED = "stopped"
     UNREACHABLE = "unreachable"
     USAGE = "usage"
@@ -173,7 +174,7 @@ class ExitStatus:
         reason: why.
         code: the exit code.
         message: human-readable; empty if there is nothing to report.
-        token: the epoch of the last reservation; 0 if there was none.
+        epoch: the epoch of the last reservation; 0 if there was none.
         occurrence: whose run it was.
         attempt: how many times the command was started.
     """
@@ -181,7 +182,7 @@ class ExitStatus:
     reason: ExitReason
     code: int
     message: str = ""
-    token: int = 0
+    epoch: int = 0
     occurrence: datetime | None = None
     attempt: int = 0
 
@@ -193,7 +194,7 @@ class ExitStatus:
                 "reason": self.reason.value,
                 "exit_code": self.code,
                 "message": self.message,
-                "token": self.token or None,
+                "epoch": self.epoch or None,
                 "occurrence": self.occurrence.isoformat() if self.occurrence else None,
                 "attempts": self.attempt,
             },

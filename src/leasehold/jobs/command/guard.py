@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import NoReturn
 
-DEADLINE_FD = "LEASEHOLD_DEADLINE_FD"
+LOST_FD = "LEASEHOLD_LOST_FD"
 _CLOCK_BOOTTIME = 7
 _ABSOLUTE = 1
 _NONBLOCK_CLOEXEC = os.O_NONBLOCK | os.O_CLOEXEC
@@ -233,7 +233,7 @@ class CommandGuard:
                 if number not in self._ignored and signal.getsignal(number) is not None:
                     signal.signal(number, signal.SIG_DFL)
             os.set_inheritable(self._lost_read, True)
-            given = {**environment(), DEADLINE_FD: str(self._lost_read)}
+            given = {**environment(), LOST_FD: str(self._lost_read)}
             os.execvpe(command[0], list(command), given)  # noqa: S606 - what the user asked for
         except OSError as error:
             os.write(failing, str(error.errno).encode())

@@ -194,7 +194,7 @@ class Wrapper:
                 answer = request.ask(wait=wait)
                 self._signals.check()
             except BaseException:
-                request.release(Parting(outcome=Outcome.NOTHING, words=_NOTHING_RUN))
+                request.release(Parting(outcome=Outcome.NO_RUN, words=_NOTHING_RUN))
                 raise
         if answer is None:
             raise StopRequested(signal.SIGTERM)
@@ -205,10 +205,10 @@ class Wrapper:
         try:
             paused = self._paused()
         except StoreError:
-            reservation.release(outcome=Outcome.NOTHING, words=_NOTHING_RUN)
+            reservation.release(outcome=Outcome.NO_RUN, words=_NOTHING_RUN)
             raise
         if paused:
-            reservation.release(outcome=Outcome.NOTHING, words=f"paused: {_NOTHING_RUN}")
+            reservation.release(outcome=Outcome.NO_RUN, words=f"paused: {_NOTHING_RUN}")
         return paused
 
     def _wait(self) -> timedelta | None:
@@ -277,7 +277,7 @@ class Wrapper:
     def _serve(self, reservation: Reservation) -> ExitStatus:
         """Run the command, and release the job with the outcome."""
         # The status if a stop is requested before the command was started.
-        outcome = Outcome.NOTHING
+        outcome = Outcome.NO_RUN
         status = ExitStatus(reason=ExitReason.STOPPED, code=ExitCode.LOST, message=_NOTHING_RUN)
         exit_code: int | None = None
         try:
@@ -288,7 +288,7 @@ class Wrapper:
             outcome, status = self._status_of(ended, reservation)
             status = replace(
                 status,
-                token=reservation.epoch,
+                epoch=reservation.epoch,
                 attempt=attempt,
                 occurrence=self._wish.occurrence,
             )
@@ -325,7 +325,7 @@ class Wrapper:
             handle=reservation,
             environment=environment(
                 job=self._plan.job,
-                token=reservation.epoch,
+                epoch=reservation.epoch,
                 lease_id=reservation.lease_id,
                 occurrence=self._wish.occurrence,
                 attempt=reservation.attempt + attempt - 1,  # crashed ones count
@@ -390,11 +390,11 @@ class Wrapper:
             message = f"{job} was given away {to}"
             status = ExitStatus(reason=ExitReason.HANDED_OVER, code=code, message=message)
             if ended is None:
-                return Outcome.NOTHING, status
+                return Outcome.NO_RUN, status
             return (Outcome.OK if succeeded else Outcome.HANDED_OVER), status
         if lost is not None and ended is None:
             message = f"{job} was lost ({lost}) before the command was started"
-            return Outcome.NOTHING, ExitStatus(
+            return Outcome.NO_RUN, ExitStatus(
                 reason=ExitReason.LOST, code=ExitCode.LOST, message=message
             )
         assert ended is not None  # noqa: S101 - it was neither lost nor given away

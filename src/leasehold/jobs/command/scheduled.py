@@ -126,7 +126,7 @@ class ScheduledWrapper:
             handle=run,
             environment=environment(
                 job=self._plan.job,
-                token=run.epoch,
+                epoch=run.epoch,
                 lease_id=self._worker.holder,
                 occurrence=run.occurrence,
                 attempt=run.attempt,

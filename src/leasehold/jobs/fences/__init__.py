@@ -1,8 +1,8 @@
 """Fences for what a job writes to: a target that knows the highest epoch rejects all lower ones.
 
 A lease alone cannot stop a process that was paused for longer than the lease: it resumes in the
-middle of its work. The target of its writes can, if it compares the job's fencing token (the epoch
-of its reservation) with the highest one it has seen. These two do:
+middle of its work. The target of its writes can, if it compares the epoch of the job's
+reservation with the highest one it has seen. These two do:
 
 ===============  =========================================================================
 ``FencedTable``  transactions in PostgreSQL (needs ``pip install 'leasehold[postgres]'``)

@@ -1,4 +1,4 @@
-"""The epoch of a reservation as a fencing token, and the error for one that is too old."""
+"""The fencing epoch of a writer, and the error for a write that is refused."""
 
 from __future__ import annotations
 
@@ -18,25 +18,27 @@ class HasEpoch(Protocol):
         ...
 
 
-def epoch_number(token: int | HasEpoch) -> int:
+def epoch_number(epoch: int | HasEpoch) -> int:
     """Return the epoch as a number, checked."""
-    number: object = getattr(token, "epoch", token)
+    number: object = getattr(epoch, "epoch", epoch)
     if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= _MAX_EPOCH:
         raise UsageError(
-            f"a fencing token is the epoch of a reservation, a number from 1 up, not {number!r}: "
-            "give the reservation, the run, or the number in LEASEHOLD_TOKEN"
+            f"the epoch of a reservation is a number from 1 up, not {number!r}: "
+            "give the reservation, the run, or the number in LEASEHOLD_EPOCH"
         )
     return number
 
 
-def fenced_write(what: str, *, token: int, seen: int, key: str, if_recreated: str) -> FencedWrite:
+def fenced_write(
+    what: str, *, epoch: int, highest: int, key: str, if_recreated: str
+) -> FencedWrite:
     """Make the error for ``what``; ``if_recreated`` is the advice if the store was recreated."""
     return FencedWrite(
-        f"{what} was refused, and nothing was changed: it came with token {token}, and token "
-        f"{seen} has been here since. Somebody else has the job now: stop, and leave the work to "
-        f"that one. If the store of the leases was made anew, so that its epochs began again at 1: "
-        f"{if_recreated}",
+        f"{what} was refused, and nothing was changed: it came with epoch {epoch}, and epoch "
+        f"{highest} has been here since. Somebody else has the job now: stop, and leave the work "
+        f"to that one. If the store of the leases was made anew, so that its epochs began again at "
+        f"1: {if_recreated}",
         key=key,
-        epoch=token,
+        epoch=epoch,
         reason="fenced",
     )

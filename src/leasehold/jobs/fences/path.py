@@ -1,10 +1,10 @@
 """A file that is replaced as a whole, and only by the current holder of a job.
 
-Beside it are two more files: ``.NAME.fence`` has the highest token so far; ``.NAME.lock``
+Beside it are two more files: ``.NAME.fence`` has the highest epoch so far; ``.NAME.lock``
 is locked (``flock``) while that is compared and while the file is replaced.
 
 - A reader sees the old file or the new one, complete, at any time and after any crash.
-- The token is raised, and synced, before the block begins. It is compared again under the lock when
+- The epoch is raised, and synced, before the block begins. It is compared again under the lock when
   the block has ended: a writer that was paused in between is rejected.
 - While a block runs nothing is locked, so no process waits for a writer that is paused in it.
 
@@ -44,7 +44,7 @@ _NEW_FILE = 0o666  # less what the umask takes away
 
 
 class FencedPath:
-    """One file. Any number of processes and threads may replace it; the highest token wins.
+    """One file. Any number of processes and threads may replace it; the highest epoch wins.
 
     Its mode is kept, and its owner where the process may set it; a new file gets the mode that the
     umask leaves. Symbolic links are followed, hard links are cut. Anything but a regular file is
@@ -68,20 +68,20 @@ class FencedPath:
         )
 
     @contextmanager
-    def replace(self, token: int | HasEpoch) -> Iterator[BinaryIO]:
+    def replace(self, epoch: int | HasEpoch) -> Iterator[BinaryIO]:
         """Write the new content in the block; at its end it replaces the old one durably.
 
         An error in the block leaves the file as it was.
 
         Raises:
-            FencedWrite: a higher token was seen, before or during the block. Nothing was changed.
+            FencedWrite: a higher epoch was seen, before or during the block. Nothing was changed.
             JobHeld: another process has been replacing it for longer than the patience.
-            DataDamaged: the file with the highest token cannot be read.
+            DataDamaged: the file with the highest epoch cannot be read.
             OSError: the directory cannot be written to, the disk is full, and the like.
-            UsageError: the token is not valid, the path is not that of a regular file, or the
+            UsageError: the epoch is not valid, the path is not that of a regular file, or the
                 block closed the file.
         """
-        number = epoch_number(token)
+        number = epoch_number(epoch)
         self._check_kind()
         with ExitStack() as last:
             with self._locked(number):
@@ -104,9 +104,9 @@ class FencedPath:
                 _sync_directory(self.path.parent)
 
     @contextmanager
-    def replace_text(self, token: int | HasEpoch, *, encoding: str = "utf-8") -> Iterator[TextIO]:
+    def replace_text(self, epoch: int | HasEpoch, *, encoding: str = "utf-8") -> Iterator[TextIO]:
         """Write the new content as text; see ``replace``."""
-        with self.replace(token) as file:
+        with self.replace(epoch) as file:
             text = io.TextIOWrapper(file, encoding=encoding, newline="")
             try:
                 yield text
@@ -116,8 +116,8 @@ class FencedPath:
                 if not text.closed:
                     text.detach()
 
-    def seen(self) -> int:
-        """Return the highest token so far; 0 if there was none.
+    def highest_epoch(self) -> int:
+        """Return the highest epoch so far; 0 if there was none.
 
         Raises:
             DataDamaged: the file that it is in cannot be read.
@@ -130,7 +130,7 @@ class FencedPath:
             found = None
         if not isinstance(found, int):
             raise DataDamaged(
-                f"{self._fence} can not be read, so nobody can tell which token was the last: "
+                f"{self._fence} can not be read, so nobody can tell which epoch was the last: "
                 "bring it back from a backup, or delete it when no writer but the current holder "
                 "of the job is alive"
             )
@@ -151,17 +151,17 @@ class FencedPath:
     # ------------------------------------------------------------ steps, under the lock
 
     def _raise_epoch(self, number: int) -> None:
-        """Make the token the highest one, unless there is a higher one."""
-        seen = self.seen()
-        if seen > number:
+        """Make the epoch the highest one, unless there is a higher one."""
+        highest = self.highest_epoch()
+        if highest > number:
             raise fenced_write(
                 f"the new content of {self.path}",
-                token=number,
-                seen=seen,
+                epoch=number,
+                highest=highest,
                 key=str(self.path),
                 if_recreated=f"delete {self._fence}",
             )
-        if seen < number:
+        if highest < number:
             draft = self._new_draft()
             try:
                 with _locked_draft(draft) as file:
@@ -233,13 +233,13 @@ class FencedPath:
 
     def _busy(self, lock: BinaryIO) -> JobHeld:
         lock.seek(0)
-        token, _, who = lock.read(200).decode(errors="replace").strip().partition(" ")
+        epoch, _, who = lock.read(200).decode(errors="replace").strip().partition(" ")
         who = who or "another process"
         return JobHeld(
             f"{who} has been replacing {self.path} for {self._lock_timeout_s:g} s or more: if it "
             "is stopped, end it, and the lock is gone with it; if its disk is slow, wait longer",
             holder=who,
-            epoch=int(token) if token.isdecimal() else 0,
+            epoch=int(epoch) if epoch.isdecimal() else 0,
             ends_in_s=0.0,
         )
 

@@ -1,8 +1,8 @@
 """Transactions in PostgreSQL that only the current holder of a job can commit.
 
-Why it is safe: the token is raised and committed before the block begins, and compared again under
+Why it is safe: the epoch is raised and committed before the block begins, and compared again under
 a lock after its last statement. Raising it waits for those that have compared and not yet
-committed. So everything that an older token wrote is committed before a newer block begins; what is
+committed. So everything that an older epoch wrote is committed before a newer block begins; what is
 not committed by then never is, not even by a transaction that was paused since long before.
 
 While a block runs Leasehold locks nothing, so no process waits for one that is paused in it. One
@@ -48,7 +48,7 @@ def _queries() -> Mapping[str, bytes]:
 
 
 class _StaleEpoch(Exception):
-    """A higher token was seen."""
+    """A higher epoch was seen."""
 
     def __init__(self, seen: int) -> None:
         super().__init__(seen)
@@ -65,7 +65,7 @@ class FencedTable:
     def __init__(self, database: str | Connection, job: str) -> None:
         """``database`` is a libpq URL, or a connection that is not used elsewhere meanwhile.
 
-        ``job`` names whose tokens these are: the same name for all writers under one reservation.
+        ``job`` names whose epochs these are: the same name for all writers under one reservation.
 
         Raises:
             InvalidName: the job is not a valid name.
@@ -87,19 +87,19 @@ class FencedTable:
         self._lock = threading.RLock()
 
     @contextmanager
-    def fenced(self, token: int | HasEpoch) -> Iterator[psycopg.Cursor[Any]]:
-        """Run one transaction; it commits at the end of the block if no higher token was seen.
+    def transaction(self, epoch: int | HasEpoch) -> Iterator[psycopg.Cursor[Any]]:
+        """Run one transaction; it commits at the end of the block if no higher epoch was seen.
 
         An error in the block rolls it back and is raised as it is. So are errors of the driver
         when it commits: if the connection breaks there, the outcome is unknown.
 
         Raises:
-            FencedWrite: a higher token was seen; nothing was committed. The store counts it.
+            FencedWrite: a higher epoch was seen; nothing was committed. The store counts it.
             StoreUnavailable, StoreUnusable: the database does not answer, or cannot serve.
-            UsageError: the token is not valid; the connection is in a transaction already; the
+            UsageError: the epoch is not valid; the connection is in a transaction already; the
                 block has ended the transaction, or continued after a statement that failed.
         """
-        number = epoch_number(token)
+        number = epoch_number(epoch)
         with self._lock:
             connection = self._idle()
             try:
@@ -110,14 +110,14 @@ class FencedTable:
                 self._query(connection, "count_refusal")
                 raise fenced_write(
                     f"the transaction for {self.job!r} at {self._address.where}",
-                    token=number,
-                    seen=higher.seen,
+                    epoch=number,
+                    highest=higher.seen,
                     key=self.key,
                     if_recreated="delete its row in leasehold_fence.fence",
                 ) from None
 
-    def seen(self) -> int:
-        """Return the highest token so far; 0 if there was none.
+    def highest_epoch(self) -> int:
+        """Return the highest epoch so far; 0 if there was none.
 
         Raises:
             StoreUnavailable, StoreUnusable: the database does not answer, or cannot serve.
@@ -125,8 +125,8 @@ class FencedTable:
         with self._lock:
             return self._query(self._idle(), "seen")
 
-    def refused(self) -> int:
-        """Return how many transactions were ever rejected for an old token.
+    def fenced_writes(self) -> int:
+        """Return how many transactions were ever refused for an old epoch.
 
         Raises:
             StoreUnavailable, StoreUnusable: the database does not answer, or cannot serve.
@@ -170,7 +170,7 @@ class FencedTable:
         return self._connection
 
     def _raise_to(self, connection: Connection, number: int) -> None:
-        """Raise the stored token, and commit that, before anything is written under it."""
+        """Raise the epoch, and commit that, before anything is written under it."""
         seen = self._query(connection, "seen")
         if seen < number:
             self._query(connection, "raise_token", token=number)
@@ -188,7 +188,7 @@ class FencedTable:
                 self._conclude(connection)
                 self._compare(connection, number)
         except psycopg.errors.SerializationFailure:
-            # Under a snapshot, a token that was raised since shows as this error.
+            # Under a snapshot, an epoch that was raised since shows as this error.
             if connection.closed or (seen := self._query(connection, "seen")) <= number:
                 raise
             raise _StaleEpoch(seen) from None

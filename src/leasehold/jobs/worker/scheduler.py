@@ -305,7 +305,7 @@ class Scheduler:
         run_notes = {plan.key: self._first_note(plan) for plan in plans}
         # The note until it has run, also if the answer to the reservation is lost.
         wanted = {
-            key: replace(each, outcome=Outcome.NOTHING).to_json() for key, each in run_notes.items()
+            key: replace(each, outcome=Outcome.NO_RUN).to_json() for key, each in run_notes.items()
         }
         for plan in plans:  # until more is known
             self._check_in(plan.worker_job, _RETRY_S.get(plan.kind, _USUAL_RETRY_S))
@@ -491,7 +491,7 @@ class Scheduler:
 
 def _no_run_note(note: RunNote, words: str) -> RunNote:
     """Return the note of a reservation that ran nothing: it has no occurrence."""
-    return replace(note, occurrence=None, outcome=Outcome.NOTHING, words=words)
+    return replace(note, occurrence=None, outcome=Outcome.NO_RUN, words=words)
 
 
 def _refused(plan: ReservePlan, keys: Container[str]) -> bool:

@@ -134,7 +134,7 @@ def further(place: DemoFiles, *, programs: Path, cwd: Path) -> list[str]:
     python = called("python", programs=programs, cwd=cwd)
     store = ["--store", place.url]
     return [
-        *command([leasehold, "groups", "describe", STREAM, GROUP], store),
+        *command([leasehold, "groups", "show", STREAM, GROUP], store),
         *command([leasehold, "audit", STREAM, GROUP], ["--sink", f"delta:{place.table}"], store),
         f"{_INDENT}# the same on your own data, in a clone of the repository:",
         *command([python, "examples/spark_pipeline.py", "YOUR.csv"]),

@@ -164,7 +164,7 @@ class PostgresStore:
             "release",
             **to.to_columns(ownerships),
             notes=[checked.get(each.key) for each in ownerships],
-            reasons=[reason.value for reason in RELEASED_BY],
+            reasons=[reason.stored for reason in RELEASED_BY],
         )
         return [ownerships[index - 1].key for index in indexes]
 
@@ -292,7 +292,11 @@ async def open_url(url: str, clock: Clock, *, patience: timedelta = _TIMEOUT) ->
     return PostgresStore(connections)
 
 
+# Words of the functions in ``sql/``, and those of ``LeaseLost.reason`` where they differ.
+_REASONS = {"another token is in use": "holder_id_in_use"}
+
+
 def _raise_if_lost(holder: str, reason: str | None) -> None:
     """Raise what the functions in ``sql/`` can not: an error there would undo their step."""
     if reason is not None:
-        raise lost_lease(holder, reason)
+        raise lost_lease(holder, _REASONS.get(reason, reason))

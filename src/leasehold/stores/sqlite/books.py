@@ -60,7 +60,7 @@ class UnitOfWork:
         if row is None:
             raise lost_lease(lease.holder, "unknown")
         if row.token != lease.token:
-            raise lost_lease(lease.holder, "another token is in use")
+            raise lost_lease(lease.holder, "holder_id_in_use")
         if row.ended is None and row.ends_at <= self.now:
             self.end_lease(row.holder, EndReason.EXPIRED)
         if row.ended is not None:
@@ -169,7 +169,7 @@ class UnitOfWork:
             return False
         self.flush()
         found = self.tx.one("term", key=row.key, epoch=ownership.epoch)
-        return found in [(ownership.holder, reason.value) for reason in reasons]
+        return found in [(ownership.holder, reason.stored) for reason in reasons]
 
     def _kept_for(self, row: SqliteResourceRow, ownership: Ownership) -> bool:
         """Whether the key was handed to this holder, which did not claim it yet."""
@@ -273,7 +273,7 @@ class UnitOfWork:
                 "key": row.key,
                 "epoch": row.epoch,
                 "wall": self.wall,
-                "reason": reason.value,
+                "reason": reason.stored,
                 "version": self._next,
                 "note": note,
             }

@@ -1,4 +1,4 @@
-"""``leasehold log delete`` says whose checkpoints it leaves behind, and how to remove them."""
+"""``leasehold log rm`` says whose checkpoints it leaves behind, and how to remove them."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def test_delete_names_the_groups_with_checkpoints_and_the_command_that_removes_t
         ("orders2", "other", 1),
     ):
         anyio.run(checkpointed, store, stream, group, partitions)
-    plan = leasehold("log", "delete", "orders")
-    done = leasehold("log", "delete", "orders", "--execute")
+    plan = leasehold("log", "rm", "orders")
+    done = leasehold("log", "rm", "orders", "--execute")
     assert (plan.code, done.code) == (0, 0)
     assert plan.err.splitlines()[1:] == done.err.splitlines()[1:]
     _, why, first, second = done.err.splitlines()
@@ -78,4 +78,4 @@ def test_delete_names_the_groups_with_checkpoints_and_the_command_that_removes_t
 
 
 def test_delete_says_nothing_of_checkpoints_where_there_are_none(leasehold: CommandLine) -> None:
-    assert "checkpoint" not in leasehold("log", "delete", "orders", "--execute").err
+    assert "checkpoint" not in leasehold("log", "rm", "orders", "--execute").err

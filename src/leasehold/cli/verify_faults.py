@@ -1,4 +1,4 @@
-"""The faults that ``verify`` finds: a line for people or an object for programs, and a summary.
+"""The faults that ``verify`` finds: printed as lines or JSON, with a summary.
 
 The summary says that nothing is lost only if every block has a replica without any fault.
 """
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from leasehold.files import Fault, Namespace
 
 _BLOCK = re.compile(r"\bblock (0x[0-9a-f]+)")
-_OF_A_LOG = re.compile(r", partition (\d+), (\d+\.seg): (?:volume (\S+): )?(.*)", re.DOTALL)
+_LOG_FAULT = re.compile(r", partition (\d+), (\d+\.seg): (?:volume (\S+): )?(.*)", re.DOTALL)
 _NO_VOLUME = {"", "-", None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownFault:
-    """One fault. What nobody can tell of it is None."""
+    """One fault; what is not known is None."""
 
     what: str
     path: str | None = None
@@ -40,22 +40,22 @@ class ShownFault:
 
     @property
     def line(self) -> str:
-        """For people."""
+        """The fault as one line."""
         volume = f"volume {self.volume}" if self.volume else ""
         return ": ".join(part for part in (self.path, volume, self.what) if part)
 
 
-def of_a_file(fault: Fault) -> ShownFault:
-    """A fault of a file."""
+def file_fault(fault: Fault) -> ShownFault:
+    """Return a fault of a file."""
     volume = None if fault.volume in _NO_VOLUME else fault.volume
     return ShownFault(path=fault.path, volume=volume, what=fault.what)
 
 
-def of_a_stream(stream: str, words: str) -> ShownFault:
-    """A fault of a stream, out of the words that the log has for it."""
-    match = _OF_A_LOG.fullmatch(words.removeprefix(stream))
+def stream_fault(stream: str, message: str) -> ShownFault:
+    """Return a fault of a stream, parsed from the message of the log."""
+    match = _LOG_FAULT.fullmatch(message.removeprefix(stream))
     if match is None:
-        return ShownFault(what=words)
+        return ShownFault(what=message)
     number, name, volume, what = match.groups()
     return ShownFault(
         partition=int(number),
@@ -66,7 +66,7 @@ def of_a_stream(stream: str, words: str) -> ShownFault:
 
 
 def print_faults(faults: Sequence[ShownFault], form: Output, *, partitions: bool = False) -> None:
-    """All of them on stdout."""
+    """Print all faults on stdout."""
     if form is Output.TABLE:
         for fault in faults:
             typer.echo(fault.line)
@@ -82,18 +82,18 @@ def print_faults(faults: Sequence[ShownFault], form: Output, *, partitions: bool
 
 
 def summary(faults: Sequence[ShownFault], files: Namespace) -> str:
-    """``2 faults in 1 file; every block still has a replica without fault``, if that is so."""
+    """Summarise: ``2 faults in 1 file``, and whether every block has a good replica."""
     if not faults:
         return "no faults"
     paths = {fault.path for fault in faults}
-    words = f"{counted(len(faults), 'fault')} in {counted(len(paths), 'file')}"
+    message = f"{counted(len(faults), 'fault')} in {counted(len(paths), 'file')}"
     if all(path and _has_good_copies(files, path, faults) for path in paths):
-        words += "; every block still has a replica without fault"
-    return words
+        message += "; every block still has a replica without fault"
+    return message
 
 
 def _has_good_copies(files: Namespace, path: str, faults: Iterable[ShownFault]) -> bool:
-    """Whether that is certain."""
+    """Return whether every block certainly has a replica without fault."""
     bad: set[tuple[int, str]] = set()
     for fault in faults:
         if fault.path == path:
