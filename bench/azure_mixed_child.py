@@ -26,7 +26,7 @@ from leasehold.processor.events import Overtaken
 
 if TYPE_CHECKING:
     from leasehold.events import EventBatch
-    from leasehold.processor import CloseReason, PartitionContext
+    from leasehold.processor import AsyncPartitionContext, CloseReason
     from leasehold.processor.events import HookEvent
 
 CONSUMERS = "$Default"
@@ -78,17 +78,17 @@ def ours(told: Told) -> None:
     """One of our processors, which reads from the endpoint."""
     notes = _Notes(told.notes)
 
-    async def on_open(context: PartitionContext) -> None:
+    async def on_open(context: AsyncPartitionContext) -> None:
         notes.add("open", context.partition, context.epoch, time.monotonic())
 
-    async def on_close(context: PartitionContext, reason: CloseReason) -> None:
+    async def on_close(context: AsyncPartitionContext, reason: CloseReason) -> None:
         notes.add("close", context.partition, context.epoch, reason.name.lower(), time.monotonic())
 
     def hook(event: HookEvent) -> None:
         if isinstance(event, Overtaken):
             notes.add("overtaken", event.partition, event.epoch, time.monotonic())
 
-    async def on_batch(context: PartitionContext, batch: EventBatch) -> None:
+    async def on_batch(context: AsyncPartitionContext, batch: EventBatch) -> None:
         numbers = (batch.first_sequence, batch.last_sequence)
         notes.add("batch", context.partition, *numbers, time.monotonic())
 

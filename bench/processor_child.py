@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from leasehold.events import Event, EventBatch
-    from leasehold.processor import CloseReason, PartitionContext
+    from leasehold.processor import AsyncPartitionContext, CloseReason
 
 _GROUP = "bench"
 
@@ -36,13 +36,13 @@ def host(given: argparse.Namespace) -> None:
     def note(*words: object) -> None:
         os.write(notes, " ".join(map(str, words)).encode() + b"\n")
 
-    async def on_open(context: PartitionContext) -> None:
+    async def on_open(context: AsyncPartitionContext) -> None:
         note("open", context.partition, context.epoch, time.monotonic())
 
-    async def on_close(context: PartitionContext, reason: CloseReason) -> None:
+    async def on_close(context: AsyncPartitionContext, reason: CloseReason) -> None:
         note("close", context.partition, context.epoch, reason.value)
 
-    async def on_batch(context: PartitionContext, batch: EventBatch) -> None:
+    async def on_batch(context: AsyncPartitionContext, batch: EventBatch) -> None:
         note("batch", context.partition, batch.first_sequence, batch.last_sequence)
 
     EventProcessor(
@@ -64,10 +64,10 @@ async def latency(given: argparse.Namespace) -> None:
     taken_ms: list[float] = []
     opened, over = asyncio.Event(), asyncio.Event()
 
-    async def on_open(_: PartitionContext) -> None:
+    async def on_open(_: AsyncPartitionContext) -> None:
         opened.set()
 
-    async def on_event(_: PartitionContext, event: Event) -> None:
+    async def on_event(_: AsyncPartitionContext, event: Event) -> None:
         (sent_ns,) = struct.unpack_from(">q", event.body)
         taken_ms.append((time.monotonic_ns() - sent_ns) / 1e6)
         if len(taken_ms) == given.events:
@@ -88,7 +88,7 @@ async def idle(given: argparse.Namespace) -> None:
     handled = 0
     settled = asyncio.Event()
 
-    async def on_batch(_: PartitionContext, batch: EventBatch) -> None:
+    async def on_batch(_: AsyncPartitionContext, batch: EventBatch) -> None:
         nonlocal handled
         handled += len(batch)
         if handled == given.events:
@@ -119,12 +119,12 @@ async def slow(given: argparse.Namespace) -> None:
     opened: set[str] = set()
     all_opened = asyncio.Event()
 
-    async def on_open(context: PartitionContext) -> None:
+    async def on_open(context: AsyncPartitionContext) -> None:
         opened.add(context.partition)
         if len(opened) == given.partitions:
             all_opened.set()
 
-    async def on_batch(_: PartitionContext, batch: EventBatch) -> None:
+    async def on_batch(_: AsyncPartitionContext, batch: EventBatch) -> None:
         await asyncio.sleep(5.0)
         del batch  # it was held until now
 

@@ -18,25 +18,25 @@ from azure.eventhub import parse_connection_string
 from leasehold.azure import BlobRecords, EventHubsSource, MixedStore, RecordsStore, SharedSource
 from leasehold.errors import LeaseholdError
 from leasehold.events import EventBatch
-from leasehold.processor import CloseReason, EventProcessor, PartitionContext
+from leasehold.processor import AsyncPartitionContext, CloseReason, EventProcessor
 
 USAGE = "usage: azure_mixed_group.py HUB CONTAINER [STORE]"
 
 
-async def handle(context: PartitionContext, batch: EventBatch) -> None:
+async def handle(context: AsyncPartitionContext, batch: EventBatch) -> None:
     events = "1 event" if len(batch) == 1 else f"{len(batch)} events"
     print(f"{context.partition}: {events} up to {batch.last_sequence}", flush=True)
 
 
-async def opened(context: PartitionContext) -> None:
+async def opened(context: AsyncPartitionContext) -> None:
     print(f"mine: partition {context.partition}", flush=True)
 
 
-async def closed(context: PartitionContext, reason: CloseReason) -> None:
+async def closed(context: AsyncPartitionContext, reason: CloseReason) -> None:
     print(f"gone: partition {context.partition} ({reason.value})", flush=True)
 
 
-async def failed(context: PartitionContext | None, error: BaseException) -> None:
+async def failed(context: AsyncPartitionContext | None, error: BaseException) -> None:
     where = "hub or store" if context is None else f"partition {context.partition}"
     print(f"trouble: {where}: {error}", file=sys.stderr, flush=True)
 

@@ -13,12 +13,12 @@ import sys
 from leasehold.azure import EventHubsSource
 from leasehold.errors import LeaseholdError
 from leasehold.events import EventBatch
-from leasehold.processor import CloseReason, EventProcessor, PartitionContext
+from leasehold.processor import AsyncPartitionContext, CloseReason, EventProcessor
 
 USUAL = ["eventhubs:///orders", "sqlite:///hub.db"]
 
 
-async def handle(context: PartitionContext, batch: EventBatch) -> None:
+async def handle(context: AsyncPartitionContext, batch: EventBatch) -> None:
     """Arrow, as it came: ``batch.arrow`` has a column for the bodies."""
     size = batch.arrow.column("body").nbytes
     events = "1 event" if len(batch) == 1 else f"{len(batch)} events"
@@ -26,15 +26,15 @@ async def handle(context: PartitionContext, batch: EventBatch) -> None:
     print(f"{context.partition}: {events} up to {last}, {size} bytes", flush=True)
 
 
-async def opened(context: PartitionContext) -> None:
+async def opened(context: AsyncPartitionContext) -> None:
     print(f"mine: partition {context.partition}, epoch {context.epoch}", flush=True)
 
 
-async def closed(context: PartitionContext, reason: CloseReason) -> None:
+async def closed(context: AsyncPartitionContext, reason: CloseReason) -> None:
     print(f"gone: partition {context.partition} ({reason.value})", flush=True)
 
 
-async def failed(context: PartitionContext | None, error: BaseException) -> None:
+async def failed(context: AsyncPartitionContext | None, error: BaseException) -> None:
     where = "hub or store" if context is None else f"partition {context.partition}"
     print(f"trouble: {where}: {error}", file=sys.stderr, flush=True)
 

@@ -12,22 +12,22 @@ from pathlib import Path
 from leasehold.errors import LeaseholdError
 from leasehold.events import Event
 from leasehold.log import Log, LogSource
-from leasehold.processor import BlockingContext, CloseReason, EventProcessor
+from leasehold.processor import CloseReason, EventProcessor, PartitionContext
 
 
-def handle(context: BlockingContext, event: Event) -> None:
+def handle(context: PartitionContext, event: Event) -> None:
     print(f"{context.partition}/{event.sequence_number}: {event.body.decode()}", flush=True)
 
 
-def opened(context: BlockingContext) -> None:
+def opened(context: PartitionContext) -> None:
     print(f"mine: partition {context.partition}, epoch {context.epoch}", flush=True)
 
 
-def closed(context: BlockingContext, reason: CloseReason) -> None:
+def closed(context: PartitionContext, reason: CloseReason) -> None:
     print(f"gone: partition {context.partition} ({reason.value})", flush=True)
 
 
-def failed(context: BlockingContext | None, error: BaseException) -> None:
+def failed(context: PartitionContext | None, error: BaseException) -> None:
     where = "store" if context is None else f"partition {context.partition}"
     print(f"trouble: {where}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
 

@@ -18,10 +18,10 @@ from pathlib import Path
 from leasehold.errors import LeaseholdError
 from leasehold.events import EventBatch
 from leasehold.log import Log, LogSource
-from leasehold.processor import BlockingContext, EventProcessor
+from leasehold.processor import EventProcessor, PartitionContext
 
 
-def handle(context: BlockingContext, batch: EventBatch) -> None:
+def handle(context: PartitionContext, batch: EventBatch) -> None:
     bought: Counter[str] = Counter()
     for body in batch.arrow.column("body").to_pylist():
         order = json.loads(body)

@@ -29,7 +29,7 @@ from leasehold.log import LogSource
 from leasehold.model import CheckpointWrite
 from leasehold.names import last_part
 from leasehold.processor import (
-    BlockingContext,
+    AsyncPartitionContext,
     CheckpointPolicy,
     EventProcessor,
     HookEvent,
@@ -111,7 +111,7 @@ class Work:
         if settings.results:
             self._file = os.open(settings.results, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
-    async def on_batch(self, context: PartitionContext, batch: EventBatch) -> None:
+    async def on_batch(self, context: AsyncPartitionContext, batch: EventBatch) -> None:
         if self._set.does == "transaction":
             # With a stop in it the block continues to its end: the store has to refuse it.
             with anyio.CancelScope(shield=bool(self._set.stops)):
@@ -126,7 +126,7 @@ class Work:
         if self._set.does == "checkpoint":
             await context.checkpoint()
 
-    def burn(self, context: BlockingContext, batch: EventBatch) -> None:
+    def burn(self, context: PartitionContext, batch: EventBatch) -> None:
         self._note(context, batch)
         if not self._burnt and self._set.stops_at <= batch.last_sequence:
             self._burnt = True
@@ -148,7 +148,7 @@ class Work:
             self._stop("after", partition, write.position.sequence_number)
         return refused
 
-    async def _effects(self, context: PartitionContext, batch: EventBatch) -> None:
+    async def _effects(self, context: AsyncPartitionContext, batch: EventBatch) -> None:
         async with context.transaction() as connection:
             self._note(context, batch)
             rows = [
@@ -165,7 +165,7 @@ class Work:
                 (len(rows), sum(row[3] for row in rows), context.partition),
             )
 
-    def _note(self, context: PartitionContext | BlockingContext, batch: EventBatch) -> None:
+    def _note(self, context: AsyncPartitionContext | PartitionContext, batch: EventBatch) -> None:
         now_s = CLOCK.boottime_s()
         lines = [
             json.dumps(

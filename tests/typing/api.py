@@ -25,7 +25,7 @@ from leasehold.files import AsyncNamespace, FileOptions, FileStatus, Namespace
 from leasehold.log import Log, LogSource, Receipt
 from leasehold.ports import KeyHandler, Store
 from leasehold.processor import (
-    BlockingContext,
+    AsyncPartitionContext,
     EventProcessor,
     PartitionContext,
     PartitionStatus,
@@ -104,10 +104,10 @@ def use_log() -> None:
 
 
 async def process(source: EventSource, store: Store) -> None:
-    async def on_batch(context: PartitionContext, batch: EventBatch) -> None:
+    async def on_batch(context: AsyncPartitionContext, batch: EventBatch) -> None:
         await context.checkpoint(batch)
 
-    def on_event(context: BlockingContext, event: Event) -> None:
+    def on_event(context: PartitionContext, event: Event) -> None:
         context.checkpoint(event)
 
     processor = EventProcessor(

@@ -315,7 +315,6 @@ class Claimant:
         self.lose(GIVEN_UP, until_s=math.inf)
 
     def renewed(self, holding: Holding, changes: Changes, sent_s: float, /) -> None:
-        """See ``Hears``."""
         for term in changes.ended:
             mine = self.ownerships.get(term.key)
             if mine is not None and mine.epoch == term.epoch:
@@ -335,7 +334,6 @@ class Claimant:
             self._ask(None)
 
     def lost(self, _holding: Holding, reason: str, until_s: float, /) -> None:
-        """See ``Hears``."""
         self.lose(reason, until_s=until_s)
 
     def _ask(self, by: str | None) -> None:

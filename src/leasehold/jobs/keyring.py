@@ -95,7 +95,6 @@ class Tenancy:
         return self.holding.remaining_s() if key in self.keys.held else 0.0
 
     def renewed(self, holding: Holding, changes: Changes, sent_s: float, /) -> None:
-        """See ``Hears``."""
         held, now_s = self.keys.held, self._clock.boottime_s()
         for term in changes.ended:
             mine = held.get(term.key)
@@ -127,7 +126,6 @@ class Tenancy:
             self._ask(resource.key, resource.epoch, resource.asked_by)
 
     def lost(self, holding: Holding, reason: str, until_s: float, /) -> None:
-        """See ``Hears``."""
         if holding is not self.holding:
             return
         holding.end(reason, until_s=until_s)

@@ -192,19 +192,16 @@ class _Telling:
     on_asked: Callable[[str | None], None] | None
 
     def waits(self, held: Held) -> None:
-        """See ``Told``."""
         _tell(self.on_waiting, held)
 
     def taken(self, ownerships: Mapping[str, Ownership]) -> None:
         """See ``Told``: ``ask`` returns, which says it."""
 
     def lost(self, reason: str) -> None:
-        """See ``Told``."""
         self.over.set()
         _tell(self.on_lost, reason)
 
     def asked(self, by: str | None) -> None:
-        """See ``Told``."""
         _tell(self.on_asked, by)
 
 

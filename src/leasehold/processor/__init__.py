@@ -53,7 +53,7 @@ from leasehold.lazy import lazy_names
 if TYPE_CHECKING:
     from leasehold.core.checkpoint_policy import CheckpointPolicy
     from leasehold.core.poison_policy import PoisonPolicy
-    from leasehold.processor.context import BlockingContext, PartitionContext
+    from leasehold.processor.context import AsyncPartitionContext, PartitionContext
     from leasehold.processor.events import (
         CloseReason,
         HookEvent,
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from leasehold.processor.processor import EventProcessor, blocking
 
 __all__ = [
-    "BlockingContext",
+    "AsyncPartitionContext",
     "CheckpointPolicy",
     "CloseReason",
     "EventProcessor",
@@ -84,7 +84,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "BlockingContext": "leasehold.processor.context",
+    "AsyncPartitionContext": "leasehold.processor.context",
     "CheckpointPolicy": "leasehold.core.checkpoint_policy",
     "CloseReason": "leasehold.processor.events",
     "ProcessorCounts": "leasehold.processor.events",

@@ -1,7 +1,7 @@
 """What a handler is given beside its events: the ownership it works under, and checkpoints.
 
-Async handlers get a ``PartitionContext``. Handlers in threads get a ``BlockingContext``, whose
-calls block.
+Async handlers get a ``AsyncPartitionContext``. Handlers in threads get a ``PartitionContext``,
+whose calls block.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class _Context:
         return transactions
 
 
-class PartitionContext(_Context):
+class AsyncPartitionContext(_Context):
     """The context of async handlers."""
 
     async def checkpoint(self, at: At = None) -> None:
@@ -196,16 +196,16 @@ class PartitionContext(_Context):
         pump_calls.commit_known(position)
 
 
-class BlockingContext(_Context):
+class PartitionContext(_Context):
     """The context of handlers that run in a thread."""
 
     def checkpoint(self, at: At = None) -> None:
-        """Checkpoint as ``PartitionContext.checkpoint`` does; return when it is stored."""
+        """Checkpoint as ``AsyncPartitionContext.checkpoint`` does; return when it is stored."""
         self._pump_calls.write(self._checkpoint_position(at)).result()
 
     @blocking_manager
     def transaction(self, at: At = None) -> Iterator[Any]:
-        """Open a transaction as ``PartitionContext`` does, with a ``psycopg.Connection``."""
+        """Open a transaction as ``AsyncPartitionContext`` does, with a ``psycopg.Connection``."""
         pump_calls, position = self._pump_calls, self._transaction_position(at)
         with self._transactions().begin_blocking(
             pump_calls.handle.ownership, lambda: self._check_still_owned(position)

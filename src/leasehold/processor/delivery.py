@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from leasehold.clock import Clock
     from leasehold.events.event import EventBatch
     from leasehold.lease.handle import Handle
-    from leasehold.processor.context import BlockingContext, PartitionContext
+    from leasehold.processor.context import AsyncPartitionContext, PartitionContext
     from leasehold.processor.events import EventBus
     from leasehold.processor.handlers import Handlers
     from leasehold.processor.options import ProcessorOptions
@@ -60,7 +60,7 @@ class Delivery:
         self,
         handlers: Handlers,
         handle: Handle,
-        contexts: tuple[PartitionContext, BlockingContext],
+        contexts: tuple[AsyncPartitionContext, PartitionContext],
         *,
         options: ProcessorOptions,
         event_bus: EventBus,

@@ -32,26 +32,28 @@ if TYPE_CHECKING:
 
     from leasehold.clock import Clock
     from leasehold.events.event import Event, EventBatch
-    from leasehold.processor.context import At, BlockingContext, PartitionContext
+    from leasehold.processor.context import AsyncPartitionContext, At, PartitionContext
 
     # An async handler gets the one context, a plain function the other. For mypy, an async
     # function is also a plain one that returns an object: so the async kind comes first.
     OnBatch = (
-        Callable[[PartitionContext, EventBatch], Awaitable[object]]
-        | Callable[[BlockingContext, EventBatch], object]
+        Callable[[AsyncPartitionContext, EventBatch], Awaitable[object]]
+        | Callable[[PartitionContext, EventBatch], object]
     )
     OnEvent = (
-        Callable[[PartitionContext, Event], Awaitable[object]]
-        | Callable[[BlockingContext, Event], object]
+        Callable[[AsyncPartitionContext, Event], Awaitable[object]]
+        | Callable[[PartitionContext, Event], object]
     )
     OnError = (
-        Callable[[PartitionContext | None, BaseException], Awaitable[object]]
-        | Callable[[BlockingContext | None, BaseException], object]
+        Callable[[AsyncPartitionContext | None, BaseException], Awaitable[object]]
+        | Callable[[PartitionContext | None, BaseException], object]
     )
-    OnOpen = Callable[[PartitionContext], Awaitable[object]] | Callable[[BlockingContext], object]
+    OnOpen = (
+        Callable[[AsyncPartitionContext], Awaitable[object]] | Callable[[PartitionContext], object]
+    )
     OnClose = (
-        Callable[[PartitionContext, CloseReason], Awaitable[object]]
-        | Callable[[BlockingContext, CloseReason], object]
+        Callable[[AsyncPartitionContext, CloseReason], Awaitable[object]]
+        | Callable[[PartitionContext, CloseReason], object]
     )
 
 
@@ -159,7 +161,7 @@ class Handlers:
     on_error: Callable[..., Any] | None = None
     on_partition_open: Callable[..., Any] | None = None
     on_partition_close: Callable[..., Any] | None = None
-    on_drain: Callable[[PartitionContext], None] | None = None
+    on_drain: Callable[[AsyncPartitionContext], None] | None = None
     timeout_s: float | None = None
     threads: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(math.inf))
 
@@ -181,7 +183,7 @@ class Handlers:
     async def handle(
         self,
         call: HandlerCall,
-        contexts: tuple[PartitionContext, BlockingContext],
+        contexts: tuple[AsyncPartitionContext, PartitionContext],
         batch: EventBatch,
         clock: Clock,
         late: Callable[[], None],
@@ -215,7 +217,7 @@ class Handlers:
     def _due(
         self,
         call: HandlerCall,
-        context: PartitionContext | BlockingContext,
+        context: AsyncPartitionContext | PartitionContext,
         batch: EventBatch,
         clock: Clock,
     ) -> Iterator[Event]:
@@ -280,7 +282,7 @@ class Handlers:
         self,
         function: Callable[..., Any],
         call: HandlerCall,
-        context: BlockingContext,
+        context: PartitionContext,
         batch: EventBatch,
         clock: Clock,
         late: Callable[[], None],
@@ -369,7 +371,7 @@ def _in_thread(function: Callable[..., Any], *values: object) -> Any:
 class PartitionClient:
     """An async iterator over the batches of one partition, while this host owns it."""
 
-    def __init__(self, context: PartitionContext) -> None:
+    def __init__(self, context: AsyncPartitionContext) -> None:
         """Called by ``EventProcessor.partitions``."""
         self.context = context
         self.partition = context.partition
@@ -399,11 +401,11 @@ class PartitionClient:
         return self._batch
 
     async def checkpoint(self, at: At = None) -> None:
-        """Checkpoint as ``PartitionContext.checkpoint``; by default, the current batch."""
+        """Checkpoint as ``AsyncPartitionContext.checkpoint``; by default, the current batch."""
         await self.context.checkpoint(self._at(at))
 
     def transaction(self, at: At = None) -> AbstractAsyncContextManager[Any]:
-        """Open a ``PartitionContext.transaction``; by default, for the current batch."""
+        """Open a ``AsyncPartitionContext.transaction``; by default, for the current batch."""
         return self.context.transaction(self._at(at))
 
     def _at(self, at: At) -> At:
@@ -447,24 +449,24 @@ class PullHandlers:
         self._ended = False
         self._changed = anyio.Event()
 
-    async def opened(self, context: PartitionContext) -> None:
+    async def opened(self, context: AsyncPartitionContext) -> None:
         """Create the client of a new partition."""
         client = PartitionClient(context)
         self._clients[context.partition, context.epoch] = client
         self._new.append(client)
         self._notify()
 
-    async def handle(self, context: PartitionContext, batch: EventBatch) -> None:
+    async def handle(self, context: AsyncPartitionContext, batch: EventBatch) -> None:
         """Offer a batch to the partition's client."""
         await self._clients[context.partition, context.epoch].offer(batch)
 
-    def drains(self, context: PartitionContext) -> None:
+    def drains(self, context: AsyncPartitionContext) -> None:
         """Announce to the client that its partition is about to be given up."""
         client = self._clients.get((context.partition, context.epoch))
         if client is not None:
             client.leave()
 
-    async def closed(self, context: PartitionContext, reason: CloseReason) -> None:
+    async def closed(self, context: AsyncPartitionContext, reason: CloseReason) -> None:
         """End the client of a partition."""
         client = self._clients.pop((context.partition, context.epoch), None)
         if client is not None:

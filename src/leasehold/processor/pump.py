@@ -43,7 +43,7 @@ from leasehold.events.start import Start, StartKind
 from leasehold.model import Position
 from leasehold.processor.checkpoint_writer import WrittenListener
 from leasehold.processor.context import (
-    BlockingContext,
+    AsyncPartitionContext,
     PartitionContext,
     last_position,
     position_of,
@@ -208,8 +208,8 @@ class PumpProgress:
         self._clock = manager.clock
         self._options = manager.options
         contexts = (
+            AsyncPartitionContext(self, stream=manager.stream, group=manager.group),
             PartitionContext(self, stream=manager.stream, group=manager.group),
-            BlockingContext(self, stream=manager.stream, group=manager.group),
         )
         self.contexts = contexts
         self.delivery = Delivery(

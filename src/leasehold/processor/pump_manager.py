@@ -17,7 +17,7 @@ from leasehold.core.stall_rule import StallState
 from leasehold.errors import LeaseholdError
 from leasehold.names import partition_key
 from leasehold.processor.checkpoint_writer import CheckpointLoader
-from leasehold.processor.context import PartitionContext
+from leasehold.processor.context import AsyncPartitionContext
 from leasehold.processor.events import (
     CheckpointRefused,
     CloseReason,
@@ -233,7 +233,7 @@ class PumpManager:
         await self._guarded(self.handlers.on_error, contexts, error)
 
     def _describe(self, context: object) -> str:
-        if isinstance(context, PartitionContext):
+        if isinstance(context, AsyncPartitionContext):
             return f"partition {context.partition} (epoch {context.epoch}) of {self.stream}"
         return f"{self.stream} for {self.group}"
 

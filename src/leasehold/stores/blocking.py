@@ -166,7 +166,7 @@ _NEVER = threading.Event()  # nobody gives up a call that blocks
 
 
 class SqliteTx:
-    """See ``Tx``."""
+    """A transaction of SQLite."""
 
     def __init__(self, tx: Transaction, queries: Mapping[str, str], clock: Clock) -> None:
         """Over a transaction that has its lock: the clock is read now."""
@@ -192,7 +192,7 @@ class SqliteTx:
 
 
 class BlockingSqlite:
-    """See ``BlockingDatabase``."""
+    """A SQLite file, for threads."""
 
     def __init__(
         self,
@@ -213,15 +213,12 @@ class BlockingSqlite:
         self._boot_id = boot_id
 
     def write(self, work: Callable[[SqliteTx], T]) -> T:
-        """See ``BlockingDatabase``."""
         return self._writer.write(lambda tx: work(self._checked(tx)), _NEVER)
 
     def read(self, work: Callable[[SqliteTx], T]) -> T:
-        """See ``BlockingDatabase``."""
         return self._reader.read(lambda tx: work(self._checked(tx)), _NEVER)
 
     def close(self) -> None:
-        """See ``BlockingDatabase``."""
         self._reader.close()
         self._writer.close()
 
@@ -243,7 +240,7 @@ def open_url(
     clock: Clock,
     guard: str | None,  # noqa: ARG001 - SQLite has a write lock of its own
 ) -> BlockingSqlite:
-    """See ``open_blocking``."""
+    """Open the database that the URL names; ``open_blocking`` calls this."""
     path = Path(path_of(url))
     check_path(path)
     boot_id = machine_boot_id()

@@ -63,7 +63,7 @@ def _own_queries() -> Mapping[str, bytes]:
 
 
 class PostgresTx:
-    """See ``Tx``."""
+    """A transaction of PostgreSQL."""
 
     def __init__(self, connection: Connection, queries: Mapping[str, bytes], now: float) -> None:
         """Over a transaction that has its lock; ``now`` was read after that."""
@@ -73,23 +73,18 @@ class PostgresTx:
 
     @property
     def wall(self) -> str:
-        """See ``Tx``."""
         return datetime.fromtimestamp(self.now, UTC).isoformat(timespec="microseconds")
 
     def one(self, name: str, **params: Value) -> Any | None:
-        """See ``Tx``."""
         return self._connection.execute(self._queries[name], params).fetchone()
 
     def all(self, name: str, **params: Value) -> list[Any]:
-        """See ``Tx``."""
         return self._connection.execute(self._queries[name], params).fetchall()
 
     def run(self, name: str, **params: Value) -> int:
-        """See ``Tx``."""
         return self._connection.execute(self._queries[name], params).rowcount
 
     def many(self, name: str, params: Sequence[Params]) -> None:
-        """See ``Tx``."""
         if len(params) == 1:
             self.run(name, **params[0])
         elif params:
@@ -98,7 +93,7 @@ class PostgresTx:
 
 
 class BlockingPostgres:
-    """See ``BlockingDatabase``."""
+    """A PostgreSQL database, for threads."""
 
     def __init__(
         self, address: DatabaseAddress, queries: Mapping[str, str], guard: str | None
@@ -120,12 +115,9 @@ class BlockingPostgres:
 
     @property
     def url(self) -> str:
-        """See ``BlockingDatabase``."""
         return self._address.url
 
     def write(self, work: Callable[[PostgresTx], T]) -> T:
-        """See ``BlockingDatabase``."""
-
         def guarded(connection: Connection) -> T:
             with connection.transaction():
                 if self._guard is not None:
@@ -135,8 +127,6 @@ class BlockingPostgres:
         return self._patiently(guarded)
 
     def read(self, work: Callable[[PostgresTx], T]) -> T:
-        """See ``BlockingDatabase``."""
-
         def consistent(connection: Connection) -> T:
             connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
             try:
@@ -149,7 +139,6 @@ class BlockingPostgres:
         return self._patiently(consistent)
 
     def close(self) -> None:
-        """See ``BlockingDatabase``."""
         if os.getpid() != self._pid:
             return  # the connections belong to the process that opened them
         self._closed.set()
@@ -257,7 +246,7 @@ def open_url(
     clock: Clock,  # noqa: ARG001 - the server's clock decides
     guard: str | None,
 ) -> BlockingPostgres:
-    """See ``open_blocking``."""
+    """Open the database that the URL names; ``open_blocking`` calls this."""
     _bring_up_to_date(url)
     return BlockingPostgres(DatabaseAddress.of(url), queries, guard)
 

@@ -294,7 +294,6 @@ class Registry(Ledger):
     # ---------------------------------------------------------------- keys
 
     def declare(self, keys: Sequence[str]) -> int:
-        """See ``Store.declare``."""
         new = 0
         for key in keys:
             row = self._resources.get(key)
@@ -309,7 +308,6 @@ class Registry(Ledger):
         return new
 
     def forget(self, keys: Sequence[str], now: float, wall: datetime) -> int:
-        """See ``Store.forget``."""
         self._settle_keys(keys, now, wall)
         gone = 0
         for key in keys:
@@ -323,7 +321,6 @@ class Registry(Ledger):
     # -------------------------------------------------------------- leases
 
     def grant(self, lease: Lease, info: MemberInfo, now: float, wall: datetime) -> Lease:
-        """See ``Store.grant``."""
         known = self._leases.get(lease.holder)
         if known is not None:
             self._live(lease, now, wall).ends_at = now + known.lease.duration_s
@@ -338,7 +335,6 @@ class Registry(Ledger):
     def renew(
         self, lease: Lease, since: int, info: MemberInfo | None, now: float, wall: datetime
     ) -> Changes:
-        """See ``Store.renew``."""
         row = self._live(lease, now, wall)
         row.ends_at = now + row.lease.duration_s
         if info is not None and info != row.info:
@@ -349,7 +345,6 @@ class Registry(Ledger):
         return self._changes(row, since, now)
 
     def revoke(self, lease: Lease, now: float, wall: datetime) -> None:
-        """See ``Store.revoke``."""
         row = self._leases.get(lease.holder)
         if row is None or row.ended is not None or row.lease.token != lease.token:
             return
@@ -367,7 +362,6 @@ class Registry(Ledger):
         now: float,
         wall: datetime,
     ) -> Sequence[Ownership]:
-        """See ``Store.claim``."""
         claimer = self._live(lease, now, wall)
         taken = []
         for want in wanted:
@@ -381,14 +375,12 @@ class Registry(Ledger):
         return taken
 
     def ask(self, lease: Lease, wanted: KeyClaim, now: float, wall: datetime) -> bool:
-        """See ``Store.ask``."""
         asker = self._live(lease, now, wall)
         return self._put_question(wanted.key, wanted.seen_epoch, asker.lease.holder, now, wall)
 
     def hand_over(
         self, hand_overs: Sequence[HandOver], limit_s: float, now: float, wall: datetime
     ) -> Sequence[str]:
-        """See ``Store.hand_over``."""
         self._settle_keys([each.ownership.key for each in hand_overs], now, wall)
         return [
             each.ownership.key for each in hand_overs if self._pass_on(each, limit_s, now, wall)
@@ -401,7 +393,6 @@ class Registry(Ledger):
         now: float,
         wall: datetime,
     ) -> Sequence[str]:
-        """See ``Store.release``."""
         done = []
         for ownership in ownerships:
             row = self._resources.get(ownership.key)
@@ -422,7 +413,6 @@ class Registry(Ledger):
     def break_(
         self, key: str, epoch: int, after_s: float, now: float, wall: datetime
     ) -> Resource | None:
-        """See ``Store.break_``."""
         row = self._declared(key)
         if row.epoch != epoch:
             return None
@@ -451,7 +441,6 @@ class Registry(Ledger):
     def checkpoint(
         self, marks: Sequence[CheckpointWrite], now: float, wall: datetime
     ) -> Mapping[str, Refusal]:
-        """See ``Store.checkpoint``."""
         refused = {}
         for mark in marks:
             key, stored = mark.ownership.key, self._checkpoints.get(mark.ownership.key)
@@ -467,7 +456,6 @@ class Registry(Ledger):
         return refused
 
     def annotate(self, notes: Sequence[Note], now: float) -> Sequence[str]:
-        """See ``Store.annotate``."""
         refused: dict[str, None] = {}
         for note in notes:
             key = note.ownership.key
@@ -481,7 +469,6 @@ class Registry(Ledger):
     # ----------------------------------------------------------- operators
 
     def request_hand_over(self, key: str, epoch: int, to: str, now: float, wall: datetime) -> bool:
-        """See ``Store.request_hand_over``."""
         receiver = self._living(to, now, wall)
         if receiver is None or receiver.lease.group != group_of(key):
             return False
@@ -490,7 +477,6 @@ class Registry(Ledger):
         return self._put_question(key, epoch, to, now, wall)
 
     def request_leave(self, holder: str, now: float, wall: datetime) -> bool:
-        """See ``Store.request_leave``."""
         row = self._living(holder, now, wall)
         if row is None or not row.lease.group:
             return False
@@ -502,7 +488,6 @@ class Registry(Ledger):
     def reset(
         self, positions: Mapping[str, Position | None], now: float, wall: datetime
     ) -> Mapping[str, str]:
-        """See ``Store.reset``."""
         rows = [self._declared(key) for key in positions]
         self._settle_keys(positions, now, wall)
         refused = {}
@@ -518,7 +503,6 @@ class Registry(Ledger):
     # --------------------------------------------------------------- reads
 
     def groups(self) -> Sequence[str]:
-        """See ``Store.groups``."""
         return sorted(
             name
             for name, group in self._groups.items()
@@ -526,7 +510,6 @@ class Registry(Ledger):
         )
 
     def checkpoints(self, group: str) -> Mapping[str, Checkpoint]:
-        """See ``Store.checkpoints``."""
         start = f"{group}/"  # rules most keys out for less than looking for the last slash
         return {
             key: each
@@ -535,12 +518,10 @@ class Registry(Ledger):
         }
 
     def resources(self, group: str, now: float) -> Mapping[str, Resource]:
-        """See ``Store.resources``."""
         rows = self._group(group).resources
         return {key: self._shown(rows[key], now) for key in sorted(rows) if not rows[key].forgotten}
 
     def members(self, group: str, now: float) -> Mapping[str, MemberRecord]:
-        """See ``Store.members``."""
         rows = self._group(group).members
         return {
             holder: member_of(rows[holder], now)
@@ -549,12 +530,10 @@ class Registry(Ledger):
         }
 
     def history(self, key: str, limit: int) -> Sequence[Term]:
-        """See ``Store.history``."""
         row = self._resources.get(key)
         return [] if row is None else row.terms[: -limit - 1 : -1]
 
     def fenced_writes(self, group: str) -> int:
-        """See ``Store.fenced_writes``."""
         return self._group(group).fenced
 
     # --------------------------------------------------------------- parts

@@ -32,11 +32,11 @@ from leasehold.events import EventBatch
 from leasehold.model import EndReason
 from leasehold.names import partition_key
 from leasehold.processor import (
+    AsyncPartitionContext,
     CheckpointPolicy,
     CloseReason,
     EventProcessor,
     HookEvent,
-    PartitionContext,
     ProcessorOptions,
 )
 from leasehold.processor.events import Overtaken
@@ -279,7 +279,7 @@ async def test_a_partition_that_a_client_takes_while_it_is_given_up_is_told_of(
 
     async with scene(tmp_path, partitions=2) as s:
 
-        async def on_close(context: PartitionContext, reason: CloseReason) -> None:
+        async def on_close(context: AsyncPartitionContext, reason: CloseReason) -> None:
             assert reason is CloseReason.SHUTDOWN
             if context.partition == "1":
                 rows = await s.records["ours"].list_ownership(s.hub.namespace, HUB, CONSUMERS)
@@ -335,7 +335,7 @@ async def test_storage_that_can_not_be_used_is_told_at_the_start(
         await store.close()
 
 
-async def _nothing(context: PartitionContext, batch: EventBatch) -> None:
+async def _nothing(context: AsyncPartitionContext, batch: EventBatch) -> None:
     raise AssertionError
 
 

@@ -25,7 +25,7 @@ from leasehold.errors import CheckpointBehind, UsageError
 from leasehold.events import DeadLetter, Event, EventBatch
 from leasehold.model import CheckpointWrite, Position, Refusal
 from leasehold.processor import (
-    BlockingContext,
+    AsyncPartitionContext,
     CheckpointPolicy,
     CloseReason,
     HookEvent,
@@ -56,11 +56,11 @@ class Methods:
         self.seen = seen
 
     def sync(self, context: Any, event: Event) -> None:
-        assert isinstance(context, BlockingContext)
+        assert isinstance(context, PartitionContext)
         self.seen.note(context, event)
 
     async def later(self, context: Any, event: Event) -> None:
-        assert isinstance(context, PartitionContext)
+        assert isinstance(context, AsyncPartitionContext)
         self.seen.note(context, event)
 
     def tagged(self, tag: str, context: Any, event: Event) -> None:

@@ -20,7 +20,7 @@ from leasehold.errors import LeaseLost, StoreUnavailable, StoreUnusable, UsageEr
 from leasehold.events import Event, Start
 from leasehold.model import Position
 from leasehold.processor import (
-    BlockingContext,
+    AsyncPartitionContext,
     CheckpointPolicy,
     EventProcessor,
     HookEvent,
@@ -60,9 +60,9 @@ async def test_a_start_at_the_end_is_noted_before_anything_is_handled() -> None:
 @pytest.mark.spec("C4")
 async def test_a_checkpoint_beside_a_handler_does_not_pass_what_the_handler_is_at() -> None:
     inside, go_on = asyncio.Event(), asyncio.Event()
-    contexts: list[PartitionContext] = []
+    contexts: list[AsyncPartitionContext] = []
 
-    async def on_event(context: PartitionContext, event: Event) -> None:
+    async def on_event(context: AsyncPartitionContext, event: Event) -> None:
         contexts.append(context)
         if event.sequence_number == 1 and not go_on.is_set():
             inside.set()
@@ -82,7 +82,7 @@ async def test_a_checkpoint_beside_a_handler_does_not_pass_what_the_handler_is_a
 
 @pytest.mark.spec("C4")
 async def test_on_event_is_noted_in_the_middle_of_a_long_batch() -> None:
-    async def on_event(context: PartitionContext, event: Event) -> None:
+    async def on_event(context: AsyncPartitionContext, event: Event) -> None:
         await asyncio.sleep(0.01)
 
     async with host_group(events=200) as s:
@@ -133,7 +133,7 @@ class Behind:
 @pytest.mark.spec("B5")
 def test_a_transaction_is_for_the_events_it_was_begun_with_and_refused_after_the_loss() -> None:
     pump_calls: Any = Behind()
-    with BlockingContext(pump_calls, stream="s", group="g").transaction():
+    with PartitionContext(pump_calls, stream="s", group="g").transaction():
         pump_calls.caller_position = Position(sequence_number=3)  # as it is after a forced end
         assert pump_calls.asked[0]() == Position(sequence_number=7)
         pump_calls.handle.valid = False
@@ -224,7 +224,7 @@ class NotAnException(BaseException):
 async def test_what_an_async_handler_lets_out_is_a_failure_and_nothing_more(
     kind: type[BaseException],
 ) -> None:
-    async def on_event(context: PartitionContext, event: Event) -> None:
+    async def on_event(context: AsyncPartitionContext, event: Event) -> None:
         if not s.watch.of(HandlerFailed):
             raise kind
         s.seen.note(context, event)
@@ -404,7 +404,7 @@ async def test_an_error_handler_that_hangs_is_called_once_at_a_time() -> None:
 async def test_a_store_that_is_away_makes_no_event_a_poison() -> None:
     tries = 0
 
-    async def on_event(context: PartitionContext, event: Event) -> None:
+    async def on_event(context: AsyncPartitionContext, event: Event) -> None:
         nonlocal tries
         tries += 1
         if tries <= 5:

@@ -17,7 +17,7 @@ from tests.support.processors import (
 
 from leasehold.errors import HandlerTimeout, LeaseLost
 from leasehold.events import Event
-from leasehold.processor import BlockingContext, CloseReason, PartitionState
+from leasehold.processor import CloseReason, PartitionContext, PartitionState
 from leasehold.processor.events import (
     CheckpointRefused,
     CheckpointWritten,
@@ -70,7 +70,7 @@ async def test_a_handler_in_a_thread_over_its_limit_loses_its_partition_to_anoth
     go_on = threading.Event()
     late: list[BaseException] = []
 
-    def stuck(context: BlockingContext, event: Event) -> None:
+    def stuck(context: PartitionContext, event: Event) -> None:
         go_on.wait(TIMEOUT_S)
         try:
             context.checkpoint(event)
@@ -105,7 +105,7 @@ async def test_a_host_alone_waits_for_its_stuck_thread_until_somebody_can_take_o
     running = 0
     peak = 0
 
-    def stuck(context: BlockingContext, event: Event) -> None:
+    def stuck(context: PartitionContext, event: Event) -> None:
         nonlocal running, peak
         running += 1
         peak = max(peak, running)
@@ -135,7 +135,7 @@ async def test_a_host_alone_waits_for_its_stuck_thread_until_somebody_can_take_o
 async def test_when_the_stuck_thread_has_ended_the_host_takes_its_share_again() -> None:
     go_on = threading.Event()
 
-    def stuck(context: BlockingContext, event: Event) -> None:
+    def stuck(context: PartitionContext, event: Event) -> None:
         go_on.wait(TIMEOUT_S)
 
     async with host_group(partitions=2, events=1) as s:
@@ -152,7 +152,7 @@ async def test_after_a_loss_a_thread_begins_with_no_other_event() -> None:
     go_on = threading.Event()
     begun: list[int] = []
 
-    def slow(context: BlockingContext, event: Event) -> None:
+    def slow(context: PartitionContext, event: Event) -> None:
         begun.append(event.sequence_number)
         go_on.wait(TIMEOUT_S)
 

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from leasehold import LeaseTiming
-from leasehold.processor import EventProcessor, PartitionContext, ProcessorOptions
+from leasehold.processor import AsyncPartitionContext, EventProcessor, ProcessorOptions
 from leasehold.processor.metrics import ProcessorMetrics
 from leasehold.testing.source import MemorySource
 
@@ -24,7 +24,7 @@ async def test_all_sums_and_states_are_shown_with_stream_group_and_name(tmp_path
     registry = CollectorRegistry()
     seen = anyio.Event()
 
-    async def opened(context: PartitionContext) -> None:
+    async def opened(context: AsyncPartitionContext) -> None:
         seen.set()
 
     options = ProcessorOptions(timing=LeaseTiming.of(lease=timedelta(seconds=1)))

@@ -50,7 +50,6 @@ SAME_MODULE = {
     "steps": "what each call does, inside one transaction of one database",
     "store": "one store",
     "tables": "tables on a terminal; tables of the audit",
-    "unit_of_work": "one transaction of one database, as its steps see it",
     "verify": "checks files, a log",
     "worker": "the worker; its command; a process that races in the contract suite",
 }

@@ -96,21 +96,17 @@ class AzureBlobStore:
 
     @property
     def url(self) -> str:
-        """See ``Store``."""
         return self._url
 
     # ----------------------------------------------------------- changes
 
     async def declare(self, keys: Sequence[str]) -> int:
-        """See ``Store``."""
         return await self._in_thread(partial(self._ownerships.declare, checked_keys(keys)))
 
     async def forget(self, keys: Sequence[str]) -> int:
-        """See ``Store``."""
         return await self._in_thread(partial(self._ownerships.forget, checked_keys(keys)))
 
     def check_lease(self, duration: timedelta) -> None:
-        """See ``LeaseLimits``."""
         lease_s(duration)
 
     async def grant(
@@ -135,33 +131,27 @@ class AzureBlobStore:
         return await self._in_thread(partial(self._leases.renew, lease, since, info))
 
     async def revoke(self, lease: Lease) -> None:
-        """See ``Store``."""
         await self._in_thread(partial(self._leases.revoke, lease))
 
     async def claim(
         self, lease: Lease, wanted: Sequence[KeyClaim], *, force: bool = False
     ) -> Sequence[Ownership]:
-        """See ``Store``."""
         return await self._in_thread(partial(self._ownerships.claim, lease, wanted, force=force))
 
     async def ask(self, lease: Lease, wanted: KeyClaim) -> bool:
-        """See ``Store``."""
         return await self._in_thread(partial(self._ownerships.ask, lease, wanted))
 
     async def hand_over(self, hand_overs: Sequence[HandOver], *, limit: timedelta) -> Sequence[str]:
-        """See ``Store``."""
         limit_seconds = limit_s(limit, what="hand-over limit")
         return await self._in_thread(partial(self._ownerships.hand_over, hand_overs, limit_seconds))
 
     async def release(
         self, ownerships: Sequence[Ownership], *, notes: Mapping[str, str] | None = None
     ) -> Sequence[str]:
-        """See ``Store``."""
         checked = checked_notes(ownerships, notes)
         return await self._in_thread(partial(self._ownerships.release, ownerships, checked))
 
     async def break_(self, key: str, *, epoch: int, after: timedelta) -> Resource | None:
-        """See ``Store``."""
         after_s = limit_s(after, what="break period")
         return await self._in_thread(partial(self._ownerships.break_, key, epoch, after_s))
 
@@ -170,16 +160,13 @@ class AzureBlobStore:
         return await self._in_thread(partial(self._ownerships.checkpoint, marks))
 
     async def annotate(self, notes: Sequence[Note]) -> Sequence[str]:
-        """See ``Store``."""
         return await self._in_thread(partial(self._ownerships.annotate, notes))
 
     async def request_hand_over(self, key: str, *, epoch: int, to: str) -> bool:
-        """See ``Store``."""
         check_hand_over_request(key, epoch=epoch, to=to)
         return await self._in_thread(partial(self._ownerships.request_hand_over, key, epoch, to))
 
     async def request_leave(self, holder: str) -> bool:
-        """See ``Store``."""
         check_name(holder, what="holder")
         return await self._in_thread(partial(self._ownerships.request_leave, holder))
 
@@ -191,16 +178,12 @@ class AzureBlobStore:
     # ------------------------------------------------------------- reads
 
     async def groups(self) -> Sequence[str]:
-        """See ``Store``."""
         return await self._in_thread(self._ownerships.groups)
 
     async def checkpoints(self, group: str) -> Mapping[str, Checkpoint]:
-        """See ``Store``."""
         return await self._in_thread(partial(self._cache.checkpoints, LeaseLocation(group)))
 
     async def resources(self, group: str) -> Mapping[str, Resource]:
-        """See ``Store``."""
-
         def shown(context: StepContext) -> Mapping[str, Resource]:
             found = context.document.resources(group, context.now)
             return {key: with_safe_break_time(each, context) for key, each in found.items()}
@@ -214,8 +197,6 @@ class AzureBlobStore:
         )
 
     async def history(self, key: str, *, limit: int = 10) -> Sequence[Term]:
-        """See ``Store``."""
-
         def terms(context: StepContext) -> tuple[list[Term], bool]:
             found = list(context.document.history(key, limit))
             return found, len(found) < limit and key in context.document.archived
@@ -227,7 +208,6 @@ class AzureBlobStore:
         return found
 
     async def fenced_writes(self, group: str) -> int:
-        """See ``Store``."""
         return await self._read(group, lambda context: context.document.fenced_writes(group))
 
     async def close(self) -> None:

@@ -75,7 +75,7 @@ def checksums_of(batch: pa.RecordBatch) -> array[int]:
 
 
 @dataclass(slots=True)
-class _ProducerState:
+class _KnownProducer:
     """What is known of one producer.
 
     ``last``: the last number that came. ``waiting`` and ``failed``: ranges that the log has not
@@ -126,7 +126,7 @@ class Retries:
     """All producers that number their events; the oldest are forgotten."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[ProducerIdentity, _ProducerState] = OrderedDict()
+        self._known: OrderedDict[ProducerIdentity, _KnownProducer] = OrderedDict()
         self._kept = 0
         self._lock = threading.Lock()  # the log answers in its own threads
 
@@ -164,7 +164,7 @@ class Retries:
         """Remember events that are being stored."""
         numbers = events.range
         with self._lock:
-            known = self._known.pop(producer, None) or _ProducerState(last=numbers[1])
+            known = self._known.pop(producer, None) or _KnownProducer(last=numbers[1])
             before = known.size
             known.keep(events)
             self._kept += known.size - before
@@ -185,7 +185,7 @@ class Retries:
         stored.add_done_callback(check)
 
     def _on_failure(
-        self, producer: ProducerIdentity, known: _ProducerState, numbers: NumberRange
+        self, producer: ProducerIdentity, known: _KnownProducer, numbers: NumberRange
     ) -> None:
         """Forget the checksums, so that a retry with these numbers is stored."""
         known.failed.add(numbers)

@@ -65,7 +65,7 @@ _DESCRIPTIONS = ("status-description", "statusDescription")
 _CONDITIONS = ("error-condition", "errorCondition")
 
 
-class _RequestLink(HubLink):
+class _HubRequestLink(HubLink):
     """The link for requests, sent as the node gives credit."""
 
     def __init__(self, session: HubSession, name: str, node: str) -> None:
@@ -103,7 +103,7 @@ class _RequestLink(HubLink):
         self.session.transfer(self, payload, tag=tag)
 
 
-class _AnswerLink(HubLink):
+class _HubAnswerLink(HubLink):
     """The link for answers; ``waiting`` has the pending requests by id."""
 
     def __init__(self, session: HubSession, name: str, node: str) -> None:
@@ -191,8 +191,10 @@ class Requests:
         number = next(self._numbers)
         for link in self._links:
             link.detach()  # one of the two may still be attached; its requests fail
-        self._answer_link = _AnswerLink(self._session, f"{self._node}-answers-{number}", self._node)
-        self._request_link = _RequestLink(
+        self._answer_link = _HubAnswerLink(
+            self._session, f"{self._node}-answers-{number}", self._node
+        )
+        self._request_link = _HubRequestLink(
             self._session, f"{self._node}-requests-{number}", self._node
         )
         self._links = (self._answer_link, self._request_link)

@@ -96,7 +96,6 @@ class PassThrough:
 
     @property
     def url(self) -> str:
-        """See ``Store``."""
         if self._store is not None:
             return self._store.url
         return f"{urlsplit(str(self._given)).scheme}://…"  # the rest may hold a secret
@@ -111,17 +110,14 @@ class PassThrough:
         return self._store
 
     async def declare(self, keys: Sequence[str]) -> int:
-        """See ``Store``."""
         return await (await self.inner()).declare(keys)
 
     async def forget(self, keys: Sequence[str]) -> int:
-        """See ``Store``."""
         return await (await self.inner()).forget(keys)
 
     async def grant(
         self, *, holder: str, token: str, group: str, duration: timedelta, info: MemberInfo
     ) -> Lease:
-        """See ``Store``."""
         store = await self.inner()
         return await store.grant(
             holder=holder, token=token, group=group, duration=duration, info=info
@@ -130,79 +126,61 @@ class PassThrough:
     async def renew(
         self, lease: Lease, *, since: int = 0, info: MemberInfo | None = None
     ) -> Changes:
-        """See ``Store``."""
         return await (await self.inner()).renew(lease, since=since, info=info)
 
     async def revoke(self, lease: Lease) -> None:
-        """See ``Store``."""
         await (await self.inner()).revoke(lease)
 
     async def claim(
         self, lease: Lease, wanted: Sequence[KeyClaim], *, force: bool = False
     ) -> Sequence[Ownership]:
-        """See ``Store``."""
         return await (await self.inner()).claim(lease, wanted, force=force)
 
     async def ask(self, lease: Lease, wanted: KeyClaim) -> bool:
-        """See ``Store``."""
         return await (await self.inner()).ask(lease, wanted)
 
     async def hand_over(self, hand_overs: Sequence[HandOver], *, limit: timedelta) -> Sequence[str]:
-        """See ``Store``."""
         return await (await self.inner()).hand_over(hand_overs, limit=limit)
 
     async def release(
         self, ownerships: Sequence[Ownership], *, notes: Mapping[str, str] | None = None
     ) -> Sequence[str]:
-        """See ``Store``."""
         return await (await self.inner()).release(ownerships, notes=notes)
 
     async def break_(self, key: str, *, epoch: int, after: timedelta) -> Resource | None:
-        """See ``Store``."""
         return await (await self.inner()).break_(key, epoch=epoch, after=after)
 
     async def checkpoint(self, marks: Sequence[CheckpointWrite]) -> Mapping[str, Refusal]:
-        """See ``Store``."""
         return await (await self.inner()).checkpoint(marks)
 
     async def annotate(self, notes: Sequence[Note]) -> Sequence[str]:
-        """See ``Store``."""
         return await (await self.inner()).annotate(notes)
 
     async def request_hand_over(self, key: str, *, epoch: int, to: str) -> bool:
-        """See ``Store``."""
         return await (await self.inner()).request_hand_over(key, epoch=epoch, to=to)
 
     async def request_leave(self, holder: str) -> bool:
-        """See ``Store``."""
         return await (await self.inner()).request_leave(holder)
 
     async def reset(self, positions: Mapping[str, Position | None]) -> Mapping[str, str]:
-        """See ``Store``."""
         return await (await self.inner()).reset(positions)
 
     async def groups(self) -> Sequence[str]:
-        """See ``Store``."""
         return await (await self.inner()).groups()
 
     async def checkpoints(self, group: str) -> Mapping[str, Checkpoint]:
-        """See ``Store``."""
         return await (await self.inner()).checkpoints(group)
 
     async def resources(self, group: str) -> Mapping[str, Resource]:
-        """See ``Store``."""
         return await (await self.inner()).resources(group)
 
     async def members(self, group: str) -> Mapping[str, MemberRecord]:
-        """See ``Store``."""
         return await (await self.inner()).members(group)
 
     async def history(self, key: str, *, limit: int = 10) -> Sequence[Term]:
-        """See ``Store``."""
         return await (await self.inner()).history(key, limit=limit)
 
     async def fenced_writes(self, group: str) -> int:
-        """See ``Store``."""
         return await (await self.inner()).fenced_writes(group)
 
     async def close(self) -> None:
@@ -358,7 +336,6 @@ class MixedStore(PassThrough):
             )
 
     async def close(self) -> None:
-        """See ``Store``."""
         await self._pending.close()
         await super().close()
 

@@ -59,15 +59,12 @@ class SharedSource:
 
     @property
     def name(self) -> str:
-        """See ``EventSource``."""
         return self._source.name
 
     async def partitions(self) -> Sequence[str]:
-        """See ``EventSource``."""
         return await self._source.partitions()
 
     async def ends(self, partitions: Sequence[str]) -> Mapping[str, PartitionEnds]:
-        """See ``EventSource``."""
         return await self._source.ends(partitions)
 
     async def receiver(
@@ -108,7 +105,6 @@ class SharedSource:
         return _SharedReceiver(opened, stolen)
 
     async def close(self) -> None:
-        """See ``EventSource``."""
         await self._source.close()
 
 
@@ -121,11 +117,9 @@ class _SharedReceiver:
 
     @property
     def position(self) -> int:
-        """See ``Receiver``."""
         return self._receiver.position
 
     async def receive(self, *, max_events: int, max_bytes: int) -> EventBatch:
-        """See ``Receiver``."""
         try:
             return await self._receiver.receive(max_events=max_events, max_bytes=max_bytes)
         except ReaderDisplaced:
@@ -133,5 +127,4 @@ class _SharedReceiver:
             raise
 
     async def close(self) -> None:
-        """See ``Receiver``."""
         await self._receiver.close()

@@ -30,8 +30,8 @@ def storage_error_in(error: Exception) -> StorageError | None:
     """Return the storage error that it is or contains; None if it may be the events' fault."""
     if isinstance(error, _KINDS):
         return error
-    name, words = leasehold_error_in(error) or ("", "")
-    return _BY_NAME[name](words or name) if name in _BY_NAME else None
+    name, message = leasehold_error_in(error) or ("", "")
+    return _BY_NAME[name](message or name) if name in _BY_NAME else None
 
 
 def name_batch(error: LeaseholdError, batch: Batch) -> None:

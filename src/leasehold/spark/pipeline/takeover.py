@@ -59,13 +59,13 @@ class Takeover:
         resume_points: dict[str, ResumePoint] = {}
         moves: dict[str, SinkPosition] = {}
         checkpoints_to_write: dict[str, tuple[Handle, int]] = {}
-        for partition, sunk in known.items():
+        for partition, sink_position in known.items():
             handle = handles[partition]
             checkpoint = checkpoints.get(handle.ownership.key)
             done = None if checkpoint is None else checkpoint.resumes_at
-            found = self._resumed(handle, checkpoint, sunk)
+            found = self._resumed(handle, checkpoint, sink_position)
             if found.by is PositionOrigin.NOBODY:
-                raise self._contradiction(partition, done, sunk)
+                raise self._contradiction(partition, done, sink_position)
             position = self._in_log(partition, found, ends[partition])
             resume_points[partition] = ResumePoint(position=position, by=found.by.value)
             if found.by in _SET_AT_TAKEOVER or found.position != position:
@@ -86,11 +86,11 @@ class Takeover:
         known = self._sink.fence(self._owned.group, epochs) if self._sink.atomic else {}
         found = {}
         for partition, epoch in epochs.items():
-            sunk = known.get(partition, SinkPosition())
-            if sunk.epoch > epoch:
-                self._give_up(handles[partition], sunk.epoch)
+            sink_position = known.get(partition, SinkPosition())
+            if sink_position.epoch > epoch:
+                self._give_up(handles[partition], sink_position.epoch)
             else:
-                found[partition] = sunk
+                found[partition] = sink_position
         return found
 
     def _give_up(self, handle: Handle, sink_epoch: int) -> None:
@@ -106,14 +106,14 @@ class Takeover:
         self._owned.fenced(handle)
 
     def _resumed(
-        self, handle: Handle, checkpoint: Checkpoint | None, sunk: SinkPosition
+        self, handle: Handle, checkpoint: Checkpoint | None, sink_position: SinkPosition
     ) -> ResumePosition:
         done = None if checkpoint is None else checkpoint.resumes_at
         if not self._sink.atomic:
             return resumed_by_checkpoint(done)
         reset_epoch = self._owned.reset_epoch(handle.ownership.key)
         is_reset = reset_epoch > (0 if checkpoint is None else checkpoint.epoch - 1)
-        return resumed(checkpoint=done, sink_position=sunk.position, is_reset=is_reset)
+        return resumed(checkpoint=done, sink_position=sink_position.position, is_reset=is_reset)
 
     def _in_log(self, partition: str, found: ResumePosition, ends: PartitionEnds) -> int:
         if found.position is None:
@@ -140,9 +140,13 @@ class Takeover:
                 )
 
     def _contradiction(
-        self, partition: str, checkpoint: int | None, sunk: SinkPosition
+        self, partition: str, checkpoint: int | None, sink_position: SinkPosition
     ) -> SinkChanged:
-        knows = "nothing" if sunk.position is None else f"events up to {sunk.position - 1}"
+        knows = (
+            "nothing"
+            if sink_position.position is None
+            else f"events up to {sink_position.position - 1}"
+        )
         return SinkChanged(
             f"{self._sink.name} holds {knows} of partition {partition} of {self._source.name!r}, "
             f"and the checkpoint says that events up to {(checkpoint or 0) - 1} were committed: it "

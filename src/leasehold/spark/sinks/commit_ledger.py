@@ -121,7 +121,7 @@ class CommitLedger:
             files=written.files,
         )
         tx.many(
-            "share_put",
+            "part_put",
             [
                 {
                     "id": commit,

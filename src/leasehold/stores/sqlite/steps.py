@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def request_hand_over(books: UnitOfWork, key: str, epoch: int, to: str) -> bool:
-    """See ``Store.request_hand_over``."""
+    """Carry out ``Store.request_hand_over``."""
     receiver = books.living(to)
     if receiver is None or receiver.group != group_of(key) or receiver.dismissed:
         return False
@@ -42,7 +42,7 @@ def request_hand_over(books: UnitOfWork, key: str, epoch: int, to: str) -> bool:
 
 
 def request_leave(books: UnitOfWork, holder: str) -> bool:
-    """See ``Store.request_leave``."""
+    """Carry out ``Store.request_leave``."""
     row = books.living(holder)
     if row is None or not row.group:
         return False
@@ -111,7 +111,7 @@ def _put_checkpoints(
 
 
 def declare(books: UnitOfWork, keys: Sequence[str]) -> int:
-    """See ``Store.declare``."""
+    """Carry out ``Store.declare``."""
     version = books.version + 1
     new = books.tx.many(
         "declare", [{"key": key, "grp": group_of(key), "version": version} for key in keys]
@@ -122,7 +122,7 @@ def declare(books: UnitOfWork, keys: Sequence[str]) -> int:
 
 
 def forget(books: UnitOfWork, keys: Sequence[str]) -> int:
-    """See ``Store.forget``."""
+    """Carry out ``Store.forget``."""
     books.settle_keys(keys)
     rows = books.rows(keys)
     gone = [
@@ -137,7 +137,7 @@ def forget(books: UnitOfWork, keys: Sequence[str]) -> int:
 
 
 def grant(books: UnitOfWork, lease: Lease, info: MemberInfo) -> Lease:
-    """See ``Store.grant``."""
+    """Carry out ``Store.grant``."""
     if books.lease(lease.holder) is not None:
         known = books.live(lease)
         _extend(books, known, heard=0)
@@ -162,7 +162,7 @@ def grant(books: UnitOfWork, lease: Lease, info: MemberInfo) -> Lease:
 
 
 def renew(books: UnitOfWork, lease: Lease, since: int, info: MemberInfo | None) -> Changes:
-    """See ``Store.renew``."""
+    """Carry out ``Store.renew``."""
     mine = books.live(lease)
     # Not beyond what there is: a number from elsewhere must not hide what is still to come.
     _extend(books, mine, heard=min(since, books.version))
@@ -175,7 +175,7 @@ def renew(books: UnitOfWork, lease: Lease, since: int, info: MemberInfo | None) 
 
 
 def revoke(books: UnitOfWork, lease: Lease) -> None:
-    """See ``Store.revoke``."""
+    """Carry out ``Store.revoke``."""
     row = books.lease(lease.holder)
     if row is None or row.ended is not None or row.token != lease.token:
         return
@@ -186,7 +186,7 @@ def revoke(books: UnitOfWork, lease: Lease) -> None:
 def claim(
     books: UnitOfWork, lease: Lease, wanted: Sequence[KeyClaim], *, force: bool
 ) -> Sequence[Ownership]:
-    """See ``Store.claim``."""
+    """Carry out ``Store.claim``."""
     claimer = books.live(lease)
     rows = books.rows(want.key for want in wanted)
     taken = []
@@ -202,13 +202,13 @@ def claim(
 
 
 def ask(books: UnitOfWork, lease: Lease, wanted: KeyClaim) -> bool:
-    """See ``Store.ask``."""
+    """Carry out ``Store.ask``."""
     asker = books.live(lease)
     return books.put_question(wanted.key, wanted.seen_epoch, asker.holder)
 
 
 def hand_over(books: UnitOfWork, hand_overs: Sequence[HandOver], limit_s: float) -> Sequence[str]:
-    """See ``Store.hand_over``."""
+    """Carry out ``Store.hand_over``."""
     keys = [each.ownership.key for each in hand_overs]
     books.settle_keys(keys)
     rows = books.rows(keys)
@@ -222,7 +222,7 @@ def hand_over(books: UnitOfWork, hand_overs: Sequence[HandOver], limit_s: float)
 def release(
     books: UnitOfWork, ownerships: Sequence[Ownership], notes: Mapping[str, str]
 ) -> Sequence[str]:
-    """See ``Store.release``."""
+    """Carry out ``Store.release``."""
     rows = books.rows(ownership.key for ownership in ownerships)
     done = []
     for ownership in ownerships:
@@ -273,7 +273,7 @@ def break_(books: UnitOfWork, key: str, epoch: int, after_s: float) -> Resource 
 
 
 def checkpoint(books: UnitOfWork, marks: Sequence[CheckpointWrite]) -> Mapping[str, Refusal]:
-    """See ``Store.checkpoint``."""
+    """Carry out ``Store.checkpoint``."""
     keys = list(dict.fromkeys(mark.ownership.key for mark in marks))
     rows = books.rows(keys)
     found = books.tx.all("checkpoint_positions", keys=json.dumps(keys))
@@ -304,7 +304,7 @@ def checkpoint(books: UnitOfWork, marks: Sequence[CheckpointWrite]) -> Mapping[s
 
 
 def annotate(books: UnitOfWork, notes: Sequence[Note]) -> Sequence[str]:
-    """See ``Store.annotate``."""
+    """Carry out ``Store.annotate``."""
     rows = books.rows(note.ownership.key for note in notes)
     fenced: Counter[str] = Counter()
     refused: dict[str, None] = {}

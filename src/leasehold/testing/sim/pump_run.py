@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
     from leasehold.events.event import Event, EventBatch
     from leasehold.model import CheckpointWrite, Ownership
-    from leasehold.processor.context import PartitionContext
+    from leasehold.processor.context import AsyncPartitionContext
     from leasehold.testing.sim.host import Host
 
 
@@ -135,15 +135,15 @@ class SimHandler:
             return Handlers(on_event=self.on_event, timeout_s=timeout_s)
         return Handlers(on_batch=self.on_batch, timeout_s=timeout_s)
 
-    async def on_batch(self, context: PartitionContext, batch: EventBatch) -> None:
+    async def on_batch(self, context: AsyncPartitionContext, batch: EventBatch) -> None:
         """Handle a batch."""
         await self._handle(context, batch.first_sequence, batch.last_sequence)
 
-    async def on_event(self, context: PartitionContext, event: Event) -> None:
+    async def on_event(self, context: AsyncPartitionContext, event: Event) -> None:
         """Handle an event."""
         await self._handle(context, event.sequence_number, event.sequence_number)
 
-    async def _handle(self, context: PartitionContext, first: int, last: int) -> None:
+    async def _handle(self, context: AsyncPartitionContext, first: int, last: int) -> None:
         key = partition_key(context.stream, context.group, context.partition)
         self._deliveries.begun(self._host, key, context.epoch, first, last)
         succeeded = False
@@ -153,7 +153,7 @@ class SimHandler:
         finally:
             self._deliveries.ended(key, context.epoch, succeeded=succeeded)
 
-    async def _work(self, context: PartitionContext, key: str, first: int, last: int) -> None:
+    async def _work(self, context: AsyncPartitionContext, key: str, first: int, last: int) -> None:
         rates, rng = self._rates(), self._host.rng
         slow = rates.handler_slow and rng.random() < rates.handler_slow
         await self._clock.sleep(rng.uniform(0.0, rates.slow_s if slow else rates.usual_s))
@@ -168,7 +168,7 @@ class SimHandler:
         if until < last:
             await self._put(context, key, until + 1, last)
 
-    async def _put(self, context: PartitionContext, key: str, first: int, last: int) -> None:
+    async def _put(self, context: AsyncPartitionContext, key: str, first: int, last: int) -> None:
         rates, rng = self._rates(), self._host.rng
         if self._checks_first:
             context.check()

@@ -271,13 +271,13 @@ def known_position(
 
 
 def transactions(
-    group: str, places: Mapping[str, SinkPosition], *, epochs_only: bool
+    group: str, positions: Mapping[str, SinkPosition], *, epochs_only: bool
 ) -> dict[str, int]:
     """Return the transactions that set these positions."""
-    written = {epoch_id(group, name): place.epoch for name, place in places.items()}
+    written = {epoch_id(group, name): each.epoch for name, each in positions.items()}
     if not epochs_only:
-        for name, place in places.items():
-            at = _NO_POSITION if place.position is None else place.position
+        for name, each in positions.items():
+            at = _NO_POSITION if each.position is None else each.position
             written[position_id(group, name)] = at
     return written
 
@@ -344,8 +344,8 @@ _SUFFIX = ".json"
 class Fences:
     """The fence files of one table. ``token`` returns unused names."""
 
-    def __init__(self, place: Storage, token: Callable[[], str]) -> None:
-        self._storage = place
+    def __init__(self, storage: Storage, token: Callable[[], str]) -> None:
+        self._storage = storage
         self._token = token
         self._known: dict[tuple[str, str], SinkPosition] = {}
         self._count: dict[tuple[str, str], int] = {}
@@ -368,9 +368,9 @@ class Fences:
         self._known = known
         self._count = {key: count for key, (_, count) in best.items()}
 
-    def write(self, group: str, places: Mapping[str, SinkPosition]) -> None:
+    def write(self, group: str, positions: Mapping[str, SinkPosition]) -> None:
         """Store these; a file of a lower epoch changes nothing."""
-        for partition, place in places.items():
+        for partition, each in positions.items():
             key = (group, partition)
             count = self._count.get(key, 0) + 1
             self._count[key] = count
@@ -379,13 +379,13 @@ class Fences:
                 {
                     "group": group,
                     "partition": partition,
-                    "epoch": place.epoch,
-                    "position": place.position,
+                    "epoch": each.epoch,
+                    "position": each.position,
                     "count": count,
                 }
             )
             self._storage.write_new(
-                f"{FENCES}/{name}-{place.epoch:020d}-{count:06d}{_SUFFIX}",
+                f"{FENCES}/{name}-{each.epoch:020d}-{count:06d}{_SUFFIX}",
                 text.encode(),
                 temporary=f"{FENCES}/{self._token()}.tmp",
             )

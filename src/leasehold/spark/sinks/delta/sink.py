@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from leasehold.spark.sinks.port import Batch, Commit
 
 
-def orphans(place: Storage, log: DeltaLog, older_than: timedelta, now: datetime) -> list[str]:
+def orphans(storage: Storage, log: DeltaLog, older_than: timedelta, now: datetime) -> list[str]:
     """Return own files, older than that, that no readable version names.
 
     ``deltalake`` lists what the table does not need; of that, files that a version of the log has
@@ -59,7 +59,7 @@ def orphans(place: Storage, log: DeltaLog, older_than: timedelta, now: datetime)
     if not unused:
         return []
     named = {unquote(path) for path in log.paths()}
-    fs = place.open_fs()
+    fs = storage.open_fs()
     found = []
     for path in sorted(set(unused) - named):
         made_at: datetime | None = fs.get_file_info(path).mtime
@@ -224,7 +224,7 @@ class DeltaSink:
             FencedWrite: an epoch is higher than the one given; nothing was moved.
             StoreUnavailable: unknown whether it was done: call it again.
         """
-        epochs = {name: place.epoch for name, place in places.items()}
+        epochs = {name: each.epoch for name, each in places.items()}
         with self._lock:
             for _ in range(_MAX_ATTEMPTS):
                 exists = self._refresh()
@@ -238,14 +238,14 @@ class DeltaSink:
                     if not self._refresh():
                         return
                     continue
-                at = {name: [place.position, place.epoch] for name, place in places.items()}
+                at = {name: [each.position, each.epoch] for name, each in places.items()}
                 info = table_log.commit_info("move", group, on=on, places=at)
                 written = rules.transactions(group, places, epochs_only=False)
                 try:
                     self._write(group, [], written, info, on=on)
                 except Conflict:
                     continue
-                self._seen.update({(group, name): place for name, place in places.items()})
+                self._seen.update({(group, name): each for name, each in places.items()})
                 return
         raise self._too_many_conflicts()
 

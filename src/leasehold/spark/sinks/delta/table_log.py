@@ -67,9 +67,9 @@ class Conflict(Exception):
 class DeltaLog:
     """The log of one table. One thread at a time."""
 
-    def __init__(self, place: Storage) -> None:
-        self._storage = place
-        self._name = f"delta:{place.name}"
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._name = f"delta:{storage.name}"
         self._table: DeltaTable | None = None
         self._id = ""
         self._version = -1
@@ -359,9 +359,9 @@ def version_file(version: int) -> str:
     return f"{LOG_DIRECTORY}/{version:020d}.json"
 
 
-def read_version(place: Storage, version: int) -> TableVersion | None:
+def read_version(storage: Storage, version: int) -> TableVersion | None:
     """Return the version from its file; None if the file does not exist."""
-    text = place.read(version_file(version))
+    text = storage.read(version_file(version))
     return None if text is None else parse_version(version, text.decode("utf-8"))
 
 
@@ -385,12 +385,12 @@ def parse_version(version: int, text: str) -> TableVersion:
     )
 
 
-def read_versions(place: Storage) -> Iterator[TableVersion]:
+def read_versions(storage: Storage) -> Iterator[TableVersion]:
     """Yield all versions whose files are there, oldest first."""
-    for name in place.names(LOG_DIRECTORY):
+    for name in storage.names(LOG_DIRECTORY):
         stem, _, suffix = name.partition(".")
         if suffix == "json" and stem.isdigit():
-            found = read_version(place, int(stem))
+            found = read_version(storage, int(stem))
             if found is not None:
                 yield found
 
@@ -460,22 +460,22 @@ def read_delta(
         UsageError: there is no table, or it marks rows as deleted in a way that only Delta's own
             reader knows.
     """
-    place = storage_at(path, dict(storage_options or {}))
+    storage = storage_at(path, dict(storage_options or {}))
     try:
-        table = DeltaTable(place.uri, version=version, storage_options=place.settings)
+        table = DeltaTable(storage.uri, version=version, storage_options=storage.settings)
     except TableNotFoundError as error:
         raise UsageError(
-            f"there is no Delta table at {place.name}: look at the path; a pipeline makes the "
+            f"there is no Delta table at {storage.name}: look at the path; a pipeline makes the "
             "table with its first commit"
         ) from error
     if _DELETION_VECTORS in (table.protocol().reader_features or ()):
         raise UsageError(
-            f"the Delta table at {place.name} may have deletion vectors, which need Delta's own "
+            f"the Delta table at {storage.name} may have deletion vectors, which need Delta's own "
             "reader: read it with delta-spark, or with deltalake"
         )
     columns = all_nullable(columns_of(table))
     files = table.file_uris()
     if not files:
         return spark.createDataFrame([], columns)
-    reader = spark.read.schema(columns).option("basePath", place.uri)
+    reader = spark.read.schema(columns).option("basePath", storage.uri)
     return reader.parquet(*files).select(*(f"`{name}`" for name in columns.fieldNames()))

@@ -180,7 +180,7 @@ def write_files(
     partition_by: Sequence[str],
 ) -> list[WrittenFile]:
     """Write all rows and sync them. Without rows there are no files."""
-    task = _TaskFiles(Path(directory), batch, attempt)
+    task = _ParquetTask(Path(directory), batch, attempt)
     with ExitStack() as undo:
         undo.callback(task.remove)
         for each in batches:
@@ -232,7 +232,7 @@ def _directory_value(value: Any) -> str:
     return quote(text, safe="")[:_MAX_LABEL_CHARS]
 
 
-class _TaskFiles:
+class _ParquetTask:
     """The files of one attempt, those that are open and those that are done."""
 
     def __init__(self, root: Path, batch: str, attempt: str) -> None:

@@ -1,5 +1,5 @@
 -- The statements of the ledger of sinks, written once for SQLite and for PostgreSQL. {schema} is
--- where its tables lie: nothing in the database of a store, "leasehold_sink." in that of a target.
+-- the schema of its tables: nothing in the database of a store, "leasehold_sink." in that of a target.
 
 -- name: position_lock
 -- Makes the row if there is none. On PostgreSQL it is locked to the end of the transaction.
@@ -27,12 +27,12 @@ INSERT INTO {schema}sink_commit (
 )
 VALUES (:id, :sink, :grp, :holder, :began_at, :wall, :rows, :bytes, :files);
 
--- name: share_put
+-- name: part_put
 INSERT INTO {schema}sink_share (commit_id, part, first_event, next_event, epoch)
 VALUES (:id, :part, :first, :next, :epoch);
 
 -- name: commit_ending
--- The last commit that left a partition at this place under this epoch.
+-- The last commit that left a partition at this position under this epoch.
 SELECT done.row_count, done.byte_count, done.file_count
 FROM {schema}sink_commit AS done
 JOIN {schema}sink_share AS share ON share.commit_id = done.id

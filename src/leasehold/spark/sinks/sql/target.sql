@@ -2,7 +2,7 @@
 -- which are quoted when they are put in.
 
 -- name: session
--- For each new connection. Whoever is stopped in the middle of a transaction holds up its successor:
+-- For each new connection. A process that is stopped inside a transaction blocks its successor:
 -- the server ends it. A commit is durable when it is answered, and a step that has waited for a lock
 -- sees what was committed in the meantime, whatever the server's defaults are.
 SELECT
@@ -23,7 +23,7 @@ SELECT CAST(extract(EPOCH FROM clock_timestamp()) AS double precision);
 SELECT to_regclass('leasehold_sink.sink_staging') IS NOT NULL;
 
 -- name: alone
--- For what ten drivers may do at once when they start: make the schema, make the table.
+-- For what ten drivers may do at the same time when they start: create the schema or the table.
 SELECT pg_advisory_xact_lock(hashtextextended('leasehold_sink', 0));
 
 -- name: table_parts
@@ -101,7 +101,7 @@ UPDATE leasehold_sink.sink_staging SET is_done = true WHERE id = :id;
 DELETE FROM leasehold_sink.sink_staging WHERE id = :id;
 
 -- name: stage_lock
--- A task that nobody waits for may still be writing into it.
+-- An abandoned task may still be writing into it.
 LOCK TABLE leasehold_sink.{stage} IN ACCESS EXCLUSIVE MODE NOWAIT;
 
 -- name: stage_drop
