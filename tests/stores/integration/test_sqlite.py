@@ -162,7 +162,7 @@ async def main():
                               duration=timedelta(seconds=60), info=MemberInfo())
     taken = []
     for key in keys:
-        taken += await store.claim(lease, [Wanted(key=key, seen_epoch=0)])
+        taken += await store.claim(lease, [KeyClaim(key=key, seen_epoch=0)])
     say(json.dumps([new, [(each.key, each.epoch) for each in taken]]))
     await store.close()
 

@@ -298,7 +298,7 @@ async def test_there_are_never_more_connections_than_allowed(
 ) -> None:
     _, owned = await owner(store)
     before = len(sessions(url))
-    async with opened(url, max_connections=1, room=timedelta(seconds=0.05)) as transactions:
+    async with opened(url, max_connections=1, pool_timeout=timedelta(seconds=0.05)) as transactions:
         async with begin(transactions, owned[0], 5) as execute:
             with pytest.raises(StoreUnavailable, match="kept all 1 connections"):
                 await run(begin(transactions, owned[1], 5))
