@@ -1,9 +1,9 @@
 """Leasehold: one owner at a time for partitions, jobs and files, with fencing epochs.
 
-Public are the names below and the modules ``leasehold.errors``, ``leasehold.model``,
-``leasehold.names``, ``leasehold.ports``, ``leasehold.files``, ``leasehold.log``,
-``leasehold.events``, ``leasehold.processor`` (with its ``hooks`` and ``metrics``) and
-``leasehold.testing``. Everything else may change without notice.
+Public are the names below, the modules ``errors``, ``model``, ``names``, ``ports`` and ``clock``, and
+the names in ``__all__`` of the packages ``events``, ``log``, ``files``, ``processor`` (with its
+modules ``events`` and ``metrics``), ``jobs``, ``spark``, ``azure``, ``insight`` and ``testing``.
+Everything else may change without notice.
 """
 
 from __future__ import annotations
