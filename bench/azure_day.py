@@ -12,7 +12,7 @@ from bench.peer import MEAN_PERIOD_S
 from bench.report import Bar, Row, at_most, cost
 from tests.support.azurite import azurite
 
-from leasehold.azure.blob_store.blob_leases import turns
+from leasehold.azure.blob_store.lease_calls import turns
 from leasehold.processor import ProcessorOptions
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """Leasehold: one owner at a time for partitions, jobs and files, with fencing epochs.
 
-Public are the names below, the modules ``errors``, ``model``, ``names``, ``ports`` and ``clock``, and
-the names in ``__all__`` of the packages ``events``, ``log``, ``files``, ``processor`` (with its
+Public are the names below, the modules ``errors``, ``model``, ``names``, ``ports`` and ``clock``,
+and the names in ``__all__`` of the packages ``events``, ``log``, ``files``, ``processor`` (with its
 modules ``events`` and ``metrics``), ``jobs``, ``spark``, ``azure``, ``insight`` and ``testing``.
 Everything else may change without notice.
 """

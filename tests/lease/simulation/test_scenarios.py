@@ -5,8 +5,14 @@ from __future__ import annotations
 import pytest
 
 from leasehold import Strategy
-from leasehold.testing.sim.ownership_chart import sparklines, svg
-from leasehold.testing.sim.scenario import Measured, Scenario, ScenarioRun, run_scenario
+from leasehold.testing.sim.scenario import (
+    Measured,
+    Scenario,
+    ScenarioRun,
+    run_scenario,
+    sparklines,
+    svg,
+)
 
 
 def _measured(scenario: Scenario, strategy: Strategy = Strategy.EVEN, *, seed: int = 0) -> Measured:

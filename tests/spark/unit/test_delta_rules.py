@@ -6,7 +6,7 @@ import pytest
 from pyspark.sql import types as t
 
 from leasehold.errors import SinkUnfit
-from leasehold.spark.sinks.delta.rules import (
+from leasehold.spark.sinks.delta.commit_rules import (
     all_nullable,
     differences,
     refuse_unfit_new,

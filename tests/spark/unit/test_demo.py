@@ -23,7 +23,7 @@ from leasehold.cli import demo as command
 from leasehold.errors import UsageError
 from leasehold.events import partition_of
 from leasehold.spark.demo.delays import Comparison, compare, events_of, flights_file, read_flights
-from leasehold.spark.demo.place import DemoFiles, prepared
+from leasehold.spark.demo.demo_files import DemoFiles, prepared
 from leasehold.spark.demo.running import AuditWord, DemoVerdict, further, table_of, wrong
 from leasehold.spark.demo.screen import (
     DriverLine,

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
-from leasehold.azure.blob_store.blob_leases import lease_with_digest, with_safe_break_time
 from leasehold.azure.blob_store.checkpoint_blobs import CheckpointBlob, fits
 from leasehold.azure.blob_store.container import decode_metadata
+from leasehold.azure.blob_store.lease_calls import lease_with_digest, with_safe_break_time
 from leasehold.azure.blob_store.naming import GROUPS, LeaseLocation, ownership_with_digest, part
 from leasehold.model import Checkpoint
 from leasehold.names import group_of

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, TypeVar
 
 from anyio import CapacityLimiter, to_thread
 
-from leasehold.azure.blob_store.blob_leases import BlobLeases, with_safe_break_time
 from leasehold.azure.blob_store.container import Container
 from leasehold.azure.blob_store.credentials import credential_for
 from leasehold.azure.blob_store.document_cache import DocumentCache, StepContext, no_holders
 from leasehold.azure.blob_store.group_document import GroupDocument
 from leasehold.azure.blob_store.http import HttpClient
+from leasehold.azure.blob_store.lease_calls import LeaseCalls, with_safe_break_time
 from leasehold.azure.blob_store.lease_lengths import lease_s
 from leasehold.azure.blob_store.naming import LeaseLocation
 from leasehold.azure.blob_store.ownerships import OwnershipCalls
@@ -73,7 +73,7 @@ class AzureBlobStore:
         self._container = Container(address, self.http_client)
         self._cache = DocumentCache(self._container, clock=clock, rng=rng)
         proofs = LeaseProofs(clock)
-        self._leases = BlobLeases(self._cache, proofs, clock)
+        self._leases = LeaseCalls(self._cache, proofs, clock)
         self._ownerships = OwnershipCalls(self._cache, proofs, clock)
         self._threads = CapacityLimiter(_THREADS)
 

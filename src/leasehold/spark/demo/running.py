@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from leasehold.clock import Clock
     from leasehold.spark.demo.delays import Comparison
-    from leasehold.spark.demo.place import DemoFiles
+    from leasehold.spark.demo.demo_files import DemoFiles
     from leasehold.spark.demo.show import Shown
 
 

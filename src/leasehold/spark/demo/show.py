@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from leasehold.clock import Clock
     from leasehold.insight import Inspector
     from leasehold.log.producer import Sent
-    from leasehold.spark.demo.place import DemoFiles
+    from leasehold.spark.demo.demo_files import DemoFiles
     from leasehold.spark.demo.screen import Screen
 
 _TICK_S = 0.1

@@ -432,7 +432,7 @@ class GroupContract(ContractBase):
         assert await _groups(scene) == sorted({group_of(key) for key in keys})
 
 
-class SuggestContract(ContractBase):
+class RequestHandOverContract(ContractBase):
     """A question that is put in the name of another holder."""
 
     @pytest.mark.spec("B3")
@@ -555,7 +555,7 @@ class SuggestContract(ContractBase):
         assert (await scene.resource(ownership.key)).asked_by is None
 
 
-class DismissContract(ContractBase):
+class RequestLeaveContract(ContractBase):
     """A member that is asked to leave."""
 
     async def test_the_member_and_all_others_are_told(self, scene: StoreCase) -> None:

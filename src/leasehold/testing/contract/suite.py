@@ -24,12 +24,12 @@ from leasehold.testing.contract.leases import (
 )
 from leasehold.testing.contract.lost_answers import LostAnswerContract, RaceContract
 from leasehold.testing.contract.operators import (
-    DismissContract,
     GroupContract,
+    RequestHandOverContract,
+    RequestLeaveContract,
     ResetContract,
     ResetFenceContract,
     ResetRefusalContract,
-    SuggestContract,
 )
 from leasehold.testing.contract.ownership import (
     AskContract,
@@ -65,8 +65,8 @@ class StoreContract(
     EpochContract,
     LostAnswerContract,
     GroupContract,
-    SuggestContract,
-    DismissContract,
+    RequestHandOverContract,
+    RequestLeaveContract,
     ResetContract,
     ResetRefusalContract,
     ResetFenceContract,

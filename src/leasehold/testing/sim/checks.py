@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from leasehold.model import State
 from leasehold.stores.registry import Registry
-from leasehold.testing.sim.source import MAX_EVENTS
+from leasehold.testing.sim.faults import MAX_EVENTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

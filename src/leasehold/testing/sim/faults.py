@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import random
 
+MAX_EVENTS = 4096
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultRates:

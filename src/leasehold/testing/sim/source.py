@@ -14,6 +14,7 @@ from leasehold.errors import BeyondEnd, ReaderDisplaced
 from leasehold.events.event import EventBatch
 from leasehold.events.source import PartitionEnds
 from leasehold.events.start import Start, StartKind
+from leasehold.testing.sim.faults import MAX_EVENTS
 from leasehold.testing.sim.loop import simulated_sleep
 from leasehold.testing.source import MemorySource
 
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 
     from leasehold.testing.sim.faults import WorkRates
     from leasehold.testing.sim.host import Host
-
-MAX_EVENTS = 4096
 
 
 @cache

@@ -22,15 +22,16 @@ from deltalake.transaction import AddAction
 
 from leasehold.clock import SystemClock, new_token
 from leasehold.errors import InvalidDuration, SinkChanged, SinkUnfit, StoreUnavailable
-from leasehold.spark.sinks.delta import rules, table_log
-from leasehold.spark.sinks.delta.files import PREFIX, RESULT, DataFile, TaskWriter, parse_results
-from leasehold.spark.sinks.delta.rules import (
+from leasehold.spark.sinks.delta import commit_rules as rules
+from leasehold.spark.sinks.delta import table_log
+from leasehold.spark.sinks.delta.commit_rules import (
     Fences,
     differences,
     refuse_unfit_new,
     refuse_unfit_rows,
     required,
 )
+from leasehold.spark.sinks.delta.files import PREFIX, RESULT, DataFile, TaskWriter, parse_results
 from leasehold.spark.sinks.delta.storage import storage_at
 from leasehold.spark.sinks.delta.table_log import Conflict, DeltaLog
 from leasehold.spark.sinks.directory import PARQUET, make_directory, refuse_taken, sink_errors

@@ -32,7 +32,7 @@ from pyspark.sql.types import StructType
 
 from leasehold.errors import LeaseholdError, SinkChanged, SinkUnfit, StoreUnavailable, UsageError
 from leasehold.spark.reading import Range
-from leasehold.spark.sinks.delta.rules import all_nullable, columns_of, refuse_unfit_table
+from leasehold.spark.sinks.delta.commit_rules import all_nullable, columns_of, refuse_unfit_table
 from leasehold.spark.sinks.delta.storage import storage_at
 from leasehold.spark.sinks.port import Commit
 

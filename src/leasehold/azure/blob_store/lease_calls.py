@@ -120,7 +120,7 @@ def lease_with_digest(lease: Lease) -> Lease:
     return replace(lease, token=token_digest(lease.token))
 
 
-class BlobLeases:
+class LeaseCalls:
     """The three calls about leases, in threads."""
 
     def __init__(self, cache: DocumentCache, proofs: LeaseProofs, clock: Clock) -> None:
