@@ -13,6 +13,8 @@ Guarantees of every method of ``Store``
    nothing can be claimed or written with it.
 6. **Versions** order all changes of owners and members: an answer at version *v* includes
    everything that happened up to *v*.
+7. **One process**: a store serves the process that opened it. In a child that was forked since,
+   every call raises ``UsageError``.
 
 Not guaranteed: that a holder whose key was stolen (``force=True``) or broken without a delay has
 already stopped. It learns that at its next renewal. Only writes to a target that checks the epoch

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from leasehold.errors import InvalidUrl
 from leasehold.names import check_name
+from leasehold.runtime.process_check import ProcessCheck
 from leasehold.stores.registry import Registry
 from leasehold.stores.validation import (
     check_hand_over_request,
@@ -52,6 +53,7 @@ class MemoryStore:
     def __init__(self, clock: Clock) -> None:
         """An empty store."""
         self._clock = clock
+        self._process_check = ProcessCheck(self.url)
         self._lock = threading.Lock()
         self.registry = Registry()
 
@@ -167,6 +169,8 @@ class MemoryStore:
         """Close the store; no lease ends by that."""
 
     def _step(self, step: Callable[[Registry, float, datetime], T]) -> T:
+        # First: the lock may have been held at the time of the fork.
+        self._process_check.check()
         # The clock is read under the lock: a step that had to wait is judged by the time it is
         # taken at, and time never goes back from one step to the next.
         with self._lock:

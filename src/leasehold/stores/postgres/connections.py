@@ -14,6 +14,7 @@ import anyio
 import psycopg
 
 from leasehold.errors import StoreUnavailable
+from leasehold.runtime.process_check import ProcessCheck
 from leasehold.stores.postgres.driver_errors import is_transient, to_store_error
 from leasehold.stores.postgres.migrations import queries
 
@@ -42,6 +43,7 @@ class Connections:
         self._patience_s = patience_s
         self._idle: list[Connection] = []
         self._room = anyio.Semaphore(most)
+        self._process_check = ProcessCheck(address.url)
         self._closed = False
 
     async def ask(self, query: bytes, values: Mapping[str, object]) -> tuple[Any, ...]:
@@ -67,6 +69,7 @@ class Connections:
     @asynccontextmanager
     async def borrowed(self) -> AsyncIterator[Connection]:
         """A connection for this block alone. After an error, or when cancelled, it is closed."""
+        self._process_check.check()
         if self._closed:
             raise StoreUnavailable("this store was closed: open it anew")
         async with self._room:
@@ -85,6 +88,8 @@ class Connections:
 
     async def close(self) -> None:
         """Close what is idle now, and the rest when its call is over."""
+        if self._process_check.forked:
+            return  # the connections belong to the process that made them
         self._closed = True
         await self._drop_idle()
 

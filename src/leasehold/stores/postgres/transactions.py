@@ -24,6 +24,7 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
 from leasehold.errors import StoreUnavailable, UsageError
+from leasehold.runtime.process_check import ProcessCheck
 from leasehold.stores.postgres.address import DatabaseAddress
 from leasehold.stores.postgres.driver_errors import is_transient, to_store_error
 from leasehold.stores.postgres.transaction_fence import (
@@ -116,9 +117,11 @@ class ConnectionPool(Generic[C]):
         self._clock = options.clock
         self._conninfo = options.conninfo()
         self._idle: list[tuple[C, float]] = []
+        self._process_check = ProcessCheck(f"the transactions of {options.address.url}")
         self._closed = threading.Event()
 
     def _check_open(self) -> None:
+        self._process_check.check()
         if self._closed.is_set():
             raise UsageError("these transactions were closed: open them anew")
 
@@ -200,6 +203,8 @@ class AsyncPool(ConnectionPool[AsyncConnection]):
 
     async def close(self) -> None:
         """Close idle connections now, and the others when their block ends."""
+        if self._process_check.forked:
+            return  # the connections belong to the process that made them
         self._closed.set()
         await self._drop_idle()
 
@@ -278,6 +283,8 @@ class BlockingPool(ConnectionPool[BlockingConnection]):
 
     def close(self) -> None:
         """Close idle connections now, and the others when their block ends."""
+        if self._process_check.forked:
+            return  # the connections belong to the process that made them
         self._closed.set()
         self._drop_idle()
 

@@ -17,6 +17,7 @@ from psycopg import sql
 
 from leasehold.clock import SystemClock
 from leasehold.errors import LeaseholdError, SinkUnfit, StoreUnavailable, StoreUnusable, UsageError
+from leasehold.runtime.process_check import ProcessCheck
 from leasehold.spark.sinks.commit_ledger import ledger_queries, sql_of
 from leasehold.stores.blocking_postgres import Connection, PostgresTx, translated
 from leasehold.stores.postgres.driver_errors import is_transient, to_store_error
@@ -92,6 +93,7 @@ class SinkDatabase:
         self._patience_s = patience_s
         self._idle: list[Connection] = []
         self._stopwatch = SystemClock().boottime_s  # how long a call waits is real time
+        self._process_check = ProcessCheck(address.url)
         self._closed = threading.Event()
 
     def write(self, work: Callable[[SinkTransaction], T]) -> T:
@@ -114,11 +116,14 @@ class SinkDatabase:
 
     def close(self) -> None:
         """Close what is idle now, and the rest when its call ends."""
+        if self._process_check.forked:
+            return  # the connections belong to the process that made them
         self._closed.set()
         self._drop_idle()
 
     @contextmanager
     def _borrowed(self) -> Iterator[Connection]:
+        self._process_check.check()
         if self._closed.is_set():
             raise UsageError(f"{self.address.url} is closed: open the sink again")
         connection = self._pop_idle() or self._connect()
