@@ -12,8 +12,10 @@ URL                       store
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -41,6 +43,7 @@ _TRANSACTIONS = {
     "postgresql": "leasehold.stores.postgres.transactions",
     "postgres": "leasehold.stores.postgres.transactions",
 }
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,30}(?=://)")
 _EXAMPLES = (
     "memory://, sqlite:///path/to/leases.db, postgresql://user@host/database "
     "or azure-blob://account/container"
@@ -96,7 +99,7 @@ async def _connected(url: object, clock: Clock | None) -> Store:
 def _scheme(url: object) -> str:
     scheme = urlsplit(url).scheme.lower() if isinstance(url, str) else ""
     if scheme not in _MODULES:
-        raise InvalidUrl(f"{_without_secrets(url)!r} names no store: write {_EXAMPLES}")
+        raise InvalidUrl(f"{_described(url)} names no store{_hint(scheme)}: write {_EXAMPLES}")
     return scheme
 
 
@@ -111,8 +114,14 @@ def _loaded(module: str, scheme: str) -> ModuleType:
         ) from error
 
 
-def _without_secrets(url: object) -> object:
+def _described(url: object) -> str:
+    """Name the URL in an error by its scheme alone: the rest may hold a password or a signature."""
     if not isinstance(url, str):
-        return url
-    head, at, tail = url.rpartition("@")
-    return f"{head.split('://', maxsplit=1)[0]}://…@{tail}" if at else url
+        return f"a {type(url).__name__}"
+    found = _SCHEME.match(url)
+    return f"a URL of scheme {found[0]!r}" if found else "a text without a scheme"
+
+
+def _hint(scheme: str) -> str:
+    meant = get_close_matches(scheme, _MODULES, n=1) if scheme else []
+    return f" (did you mean {meant[0]}://?)" if meant else ""

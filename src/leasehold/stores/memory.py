@@ -184,5 +184,5 @@ async def open_url(url: str, clock: Clock) -> MemoryStore:
         InvalidUrl: the URL says more than ``memory://``: there are no stores with names.
     """
     if url.lower() != "memory://":
-        raise InvalidUrl(f"{url!r}: a store in memory has no name; write memory://")
+        raise InvalidUrl("a store in memory has no name: write memory:// alone")
     return MemoryStore(clock)

@@ -165,6 +165,7 @@ def test_entra_id_gives_tokens_and_its_trouble_says_what_to_do() -> None:
         anyio.run(_token, "eventhubs://contoso/orders", Broken())
 
 
+@pytest.mark.process  # azure.identity runs uname when it is first imported
 def test_without_a_key_entra_id_is_asked_and_its_package_is_named_if_it_is_missing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -53,7 +53,9 @@ def test_a_wrong_url_is_one_line() -> None:
         check=False,
     )
     assert done.returncode == 1
-    assert done.stderr.startswith("error: 'sqlit:///x' names no store: write memory://, sqlite:///")
+    assert done.stderr.startswith(
+        "error: a URL of scheme 'sqlit' names no store (did you mean sqlite://?): write memory://"
+    )
     assert len(done.stderr.splitlines()) == 1
 
 

@@ -7,6 +7,7 @@ also if the address that holds it cannot be read.
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
@@ -24,6 +25,11 @@ PLAIN_PORT = 5672
 MAX_PREFETCH = 100_000
 DEFAULT_PREFETCH = 1_000
 _AZURE_SUFFIX = ".servicebus.windows.net"
+# User and key; namespace and hub, which are shown; options.
+_PLAIN = re.compile(
+    re.escape(SCHEME)
+    + r"(?:[^@/?#]*@)?((?:[A-Za-z0-9.-]*|\[[0-9A-Fa-f:.]+\])(?::\d+)?(?:/[\w.%~-]*)?)/?(?:\?[^@]*)?"
+)
 _OPTIONS = ("connection", "consumer_group", "arrow", "ca", "prefetch")
 _USAGE = (
     "write eventhubs://NAMESPACE/HUB, such as eventhubs://contoso.servicebus.windows.net/orders"
@@ -100,11 +106,15 @@ def name_of(text: str) -> str:
 
 
 def shown(text: str) -> str:
-    """Return the address without secrets, for messages and logs."""
+    """Return namespace and hub, for messages and logs.
+
+    Only what can be told apart from a key is shown: a key that was not quoted may hold any
+    character.
+    """
     if not is_address(text):
-        return text
-    rest = text.removeprefix(SCHEME).partition("?")[0].partition("#")[0]
-    return SCHEME + rest.rpartition("@")[2]
+        return text if re.fullmatch(r"[\w.-]*", text) else "…"
+    found = _PLAIN.fullmatch(text)
+    return f"{SCHEME}{found[1]}" if found else f"{SCHEME}…"
 
 
 def parse(text: str, environ: Mapping[str, str] | None = None) -> HubAddress:

@@ -28,11 +28,9 @@ def path_of(url: str) -> str:
     parts = urlsplit(url)
     path = unquote(parts.path.removeprefix("/"))
     if not url.lower().startswith("sqlite:///") or not path:
-        raise InvalidUrl(f"{url!r} has no path after three slashes: write {_EXAMPLES}")
+        raise InvalidUrl(f"the SQLite URL has no path after three slashes: write {_EXAMPLES}")
     if parts.query or parts.fragment:
-        raise InvalidUrl(
-            f"{url!r}: a SQLite URL has no options; in a path write %3F for ? and %23 for #"
-        )
+        raise InvalidUrl("a SQLite URL has no options; in a path write %3F for ? and %23 for #")
     return path
 
 
