@@ -296,6 +296,10 @@ class Handlers:
 
         def work() -> None:
             if self.on_batch is not None:
+                # Checked here, in the thread: waiting for a thread may have taken longer than the
+                # lease, and the next owner may have begun.
+                if context.lost:
+                    return
                 _check_result(function, function(context, batch))
                 call.done = len(batch)
                 return
