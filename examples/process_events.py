@@ -47,7 +47,7 @@ def main(url: str) -> None:
             url,
             "billing",
             on_event=handle,
-            on_error=failed,  # without it, or logging.basicConfig(), nothing is printed
+            on_error=failed,
             on_partition_open=opened,
             on_partition_close=closed,
         )

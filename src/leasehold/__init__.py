@@ -8,7 +8,6 @@ Everything else may change without notice.
 
 from __future__ import annotations
 
-import logging
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -72,9 +71,6 @@ _HOMES = {
     "open_store": "leasehold.stores",
 }
 _MODULES = frozenset(("clock", "core", "ports", "processor", "stores"))
-
-# A library says nothing unless it is asked to.
-logging.getLogger("leasehold").addHandler(logging.NullHandler())
 
 if not TYPE_CHECKING:  # a checker knows the names, and finds those that are wrong
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -106,6 +107,7 @@ def simulate(
     pauses, clock errors and lost messages, in search of a broken invariant: exit code 1 if there is
     one.
     """
+    _silence()
     if scenario is None and (seeds is not None or seed is not None):
         given = (hosts, partitions, strategy, svg_file, compare or None)
         if any(each is not None for each in given):
@@ -182,8 +184,13 @@ def _lived(seeds: range) -> Iterator[FaultRun | str]:
     if workers == 1:
         yield from map(_live, seeds)
         return
-    with ProcessPoolExecutor(workers) as pool:
+    with ProcessPoolExecutor(workers, initializer=_silence) as pool:
         yield from pool.map(_live, seeds, chunksize=4)
+
+
+def _silence() -> None:
+    """Drop the log messages of simulated hosts: their failures are the point of the run."""
+    logging.getLogger("leasehold").addHandler(logging.NullHandler())
 
 
 def _live(seed: int, trace: Callable[[str], None] | None = None) -> FaultRun | str:
