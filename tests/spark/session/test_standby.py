@@ -17,7 +17,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 from tests.support.memory_sink import MemorySink
 
 from leasehold.errors import StoreError, StoreUnavailable, UsageError
-from leasehold.jobs import Reservation, reserve, try_reserve
+from leasehold.insight.jobs import job_log
+from leasehold.jobs import Outcome, Reservation, reserve, try_reserve
 from leasehold.names import job_key
 from leasehold.ports import Store
 from leasehold.spark import Fence, StandbyChanged
@@ -147,12 +148,19 @@ def test_a_query_that_fails_is_started_again_and_its_error_is_raised_in_the_end(
         scene.standby(scene.query(fail), restarts=1).run()
     assert epochs == [1, 2]
     assert scene.changes() == [StandbyState.ACTIVE, StandbyState.FAILED] * 2
+    runs = scene.ask(partial(job_log, name="rows"))
+    assert [(each.epoch, each.outcome, each.note.words) for each in runs] == [
+        (epoch, Outcome.FAILED, "ValueError: these rows are bad") for epoch in (2, 1)
+    ]
     assert not scene.spark.streams.active
 
 
 def test_what_is_no_query_or_has_another_checkpoint_is_refused_and_stopped(scene: Scene) -> None:
     with pytest.raises(UsageError, match="must return the started query"):
         scene.standby(lambda *_: None).run()
+    (run,) = scene.ask(partial(job_log, name="rows"))
+    assert run.outcome is Outcome.FAILED
+    assert run.note.words.startswith("UsageError: ")
     build = scene.query(lambda *_: None, once=False)
     wrong = scene.standby(build)
     wrong._location = f"{scene.checkpoint}-of-another"

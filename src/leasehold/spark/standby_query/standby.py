@@ -19,6 +19,7 @@ from __future__ import annotations
 import logging
 import os
 import queue
+import re
 import signal
 import sys
 import threading
@@ -37,6 +38,7 @@ from leasehold.errors import CheckpointBehind, LeaseholdError, LeaseLost, StoreE
 from leasehold.jobs import Reservation
 from leasehold.jobs.claimant import GIVEN_UP, Claimant
 from leasehold.jobs.request import Request
+from leasehold.jobs.reservation import outcome_of
 from leasehold.jobs.wish import DEFAULT_LEASE, Wish
 from leasehold.names import job_key
 from leasehold.runtime.stop_signals import StopAsked, StopRequests
@@ -267,6 +269,8 @@ log = logging.getLogger("leasehold.spark")
 # The fraction of the lease that the last report may take: less than its margin.
 _STUCK_REPORT_FRACTION = 0.05
 _MIN_SPARK_STOP_S = 2.0  # how long Spark's own stop may take, at least, though no batch runs
+# The last line of a traceback of Python: Spark puts all of it, and a page of Java, into its error.
+_PYTHON_ERROR = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n)+(\S[^\n]*)")
 _BACKOFF = Backoff(base_s=1.0, max_s=60.0)
 # Errors of Spark when a driver without a reservation works on the same checkpoint.
 _FOREIGN_WRITER_ERRORS = (
@@ -418,6 +422,7 @@ class Standby:
         )
         progress = BatchProgress(reservation, lambda batch: self._on_batch_done(fence, batch))
         successor: str | None = None
+        failure: BaseException | None = None
         try:
             spark.streams.addListener(progress)
             running = self._start_query(spark, fence, progress)
@@ -426,17 +431,25 @@ class Standby:
             if not self._end_query(running, fence, report):
                 return _TermOutcome(done=True)
             progress.catch_up(fence.last_batch)
-            return self._outcome(report, fence, reservation, progress)
-        except (
-            StoreError,
-            LeaseLost,
-        ) as error:  # of building the query: a sink could not be opened
+            outcome = self._outcome(report, fence, reservation, progress)
+            failure = outcome.error
+            return outcome  # noqa: TRY300 - the end of the try, and not of every way out of it
+        except (StoreError, LeaseLost) as error:
+            # Building the query failed: a sink could not be opened.
+            failure = error
             self._emit(StandbyState.FAILED, epoch=fence.epoch, text=str(error))
             return _TermOutcome(error=error)
+        except BaseException as error:
+            failure = error
+            raise
         finally:
             with suppress(Exception):
                 spark.streams.removeListener(progress)
-            reservation.release(to=successor)
+            if failure is None:
+                reservation.release(to=successor)
+            else:
+                ended_as, _ = outcome_of(failure)
+                reservation.release(to=successor, outcome=ended_as, words=_cause(failure))
             with suppress(LeaseholdError):  # what a sink could not give back ends with it
                 fence.close()
 
@@ -615,5 +628,11 @@ def _lease_lost(reason: str) -> LeaseLost:
     return LeaseLost(f"the reservation is lost ({reason})", reason=reason)
 
 
-def _first_line(error: Exception) -> str:
+def _cause(error: BaseException) -> str:
+    """Return the Python error in the text of a Spark error; otherwise its first line."""
+    found = _PYTHON_ERROR.findall(str(error))
+    return str(found[-1]) if found else f"{type(error).__name__}: {_first_line(error)}"
+
+
+def _first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
