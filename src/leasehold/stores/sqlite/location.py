@@ -30,7 +30,10 @@ def path_of(url: str) -> str:
     if not url.lower().startswith("sqlite:///") or not path:
         raise InvalidUrl(f"the SQLite URL has no path after three slashes: write {_EXAMPLES}")
     if parts.query or parts.fragment:
-        raise InvalidUrl("a SQLite URL has no options; in a path write %3F for ? and %23 for #")
+        raise InvalidUrl(
+            f"a SQLite URL has no options: write {_EXAMPLES}; in a path write %3F for ? and %23 "
+            "for #"
+        )
     return path
 
 
