@@ -10,8 +10,8 @@ package         holds
 ``interop``     Azure's own clients on our stores, and beside our hosts
 ==============  ====================================================================================
 
-No other package imports this one: stores and sources are found by the scheme of their URL. Azure's
-packages are imported when they are needed: ``pip install 'leasehold[azure]'``.
+Of the other packages only ``cli`` imports this one: stores and sources are found by the scheme of
+their URL. Azure's packages are imported when they are needed: ``pip install 'leasehold[azure]'``.
 """
 
 from __future__ import annotations
