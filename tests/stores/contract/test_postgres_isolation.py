@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from datetime import timedelta
@@ -14,10 +15,15 @@ from psycopg.conninfo import conninfo_to_dict
 from tests.support import postgres
 
 from leasehold.clock import SystemClock
+from leasehold.errors import UsageError
+from leasehold.jobs.fences import FencedTable
 from leasehold.model import CheckpointWrite, KeyClaim, MemberInfo, Ownership, Position
 from leasehold.ports import Store
+from leasehold.spark.sinks.postgres.target import SinkDatabase
 from leasehold.stores import open_store
 from leasehold.stores.blocking import open_blocking
+from leasehold.stores.postgres.address import DatabaseAddress
+from leasehold.stores.postgres.transactions import AsyncPool, BlockingPool, PoolOptions
 
 pytestmark = pytest.mark.server
 
@@ -105,3 +111,65 @@ def test_own_connections_read_what_is_committed(url: str) -> None:
         assert database.write(lambda tx: tx.one("level")) == ("read committed",)
     finally:
         database.close()
+
+
+LEVEL = "select current_setting('transaction_isolation')"
+
+
+@pytest.mark.anyio
+async def test_a_callers_block_begins_in_read_committed(url: str) -> None:
+    """On a new connection, and on one that a block before has set to another level."""
+    pool = AsyncPool(pool_options(url))
+    try:
+        for _ in range(2):
+            async with pool.connection() as connection:
+                row = await (await connection.execute(LEVEL)).fetchone()
+                assert row == ("read committed",)
+                await connection.execute("set default_transaction_isolation = 'serializable'")
+    finally:
+        await pool.close()
+
+
+def test_a_callers_blocking_block_begins_in_read_committed(url: str) -> None:
+    pool = BlockingPool(pool_options(url))
+    try:
+        for _ in range(2):
+            with pool.connection() as connection:
+                assert connection.execute(LEVEL).fetchone() == ("read committed",)
+                connection.execute("set default_transaction_isolation = 'serializable'")
+    finally:
+        pool.close()
+
+
+def test_a_fenced_table_begins_in_read_committed(url: str) -> None:
+    with FencedTable(url, "nightly") as table, table.transaction(1) as cursor:
+        assert cursor.execute(LEVEL).fetchone() == ("read committed",)
+
+
+def test_pools_refuse_a_process_that_was_forked(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, sink = BlockingPool(pool_options(url)), SinkDatabase(DatabaseAddress.of(url))
+    with pool.connection() as connection:
+        assert connection.execute("select 1").fetchone() == (1,)
+    sink.write(lambda _tx: None)
+    with monkeypatch.context() as child:
+        child.setattr(os, "getpid", lambda: -1)
+        with pytest.raises(UsageError, match="before this process was forked"), pool.connection():
+            pass
+        with pytest.raises(UsageError, match="before this process was forked"):
+            sink.write(lambda _tx: None)
+        pool.close()  # of the child: the parent's connections stay open
+        sink.close()
+    with pool.connection() as connection:
+        assert connection.execute("select 1").fetchone() == (1,)
+    pool.close()
+    sink.close()
+
+
+def pool_options(url: str) -> PoolOptions:
+    return PoolOptions(
+        address=DatabaseAddress.of(url),
+        clock=SystemClock(),
+        max_connections=1,
+        timeout_s=30.0,
+        pool_timeout_s=30.0,
+    )
