@@ -23,6 +23,7 @@
     ├── VolumeUnusable            a volume, or all of them: gone, foreign, read-only, full, broken
     ├── DataDamaged               bytes that do not have the checksum they were written with
     ├── BufferFull                more was sent than may wait, and nothing could be stored in time
+    ├── ResendUncertain           whether a repeated event was stored before is not remembered
     ├── Trimmed                   the position lies before the first event that is kept
     ├── LeaseLost                 you had it and have it no more: ordinary life, said once
     │   ├── FencedWrite           a write that came under an ended lease or an older epoch
@@ -197,6 +198,22 @@ class DataDamaged(LeaseholdError):
 
 class BufferFull(LeaseholdError):
     """As much as may wait is waiting, and nothing of it could be stored in time."""
+
+
+class ResendUncertain(LeaseholdError):
+    """A producer sent events again, and the log no longer remembers whether it has stored them.
+
+    They were not stored now. The other events that were sent are not concerned.
+
+    Attributes:
+        partition: the number of the partition.
+        count: how many events of it are concerned.
+    """
+
+    def __init__(self, message: str, *, partition: int, count: int) -> None:
+        super().__init__(message)
+        self.partition = partition
+        self.count = count
 
 
 class Trimmed(LeaseholdError, LookupError):

@@ -35,6 +35,8 @@ from leasehold.log.producer_batch import (
     OwnerSilent,
     ProducerBatch,
     StoredBatch,
+    StoredPart,
+    StoreOutcome,
     StreamPartition,
 )
 from leasehold.log.segment_format import ProducerStamp
@@ -46,7 +48,7 @@ if TYPE_CHECKING:
     from leasehold.log.partition_owner import Answer
 
 _PREFIX = struct.Struct("<8sIQ")
-_MAGIC = b"LHPARCL1"
+_MAGIC = b"LHPARCL2"
 _MAX_HEADER_BYTES = 1 << 20
 _MAX_PAYLOAD_BYTES = 1 << 31
 _FIRST_BUFFER_BYTES = 1 << 20
@@ -87,8 +89,8 @@ def send_request(connection: socket.socket, request: OwnerRequest) -> None:
         "durable": request.durable,
         "beat_s": request.heartbeat_s,
         "parcels": [
-            [producer_batch.stamp.producer.hex(), producer_batch.stamp.sequence, body.size]
-            for producer_batch, body in zip(request.batches, payload, strict=True)
+            [each.stamp.producer.hex(), each.stamp.sequence, body.size, each.in_order]
+            for each, body in zip(request.batches, payload, strict=True)
         ],
     }
     _send(connection, header, payload)
@@ -102,12 +104,11 @@ def receive_request(connection: socket.socket) -> OwnerRequest | None:
     header, payload = message
     try:
         batches, at = [], 0
-        for producer, sequence, size in header["parcels"]:
+        for producer, sequence, size, in_order in header["parcels"]:
             batch = pa.ipc.read_record_batch(pa.py_buffer(payload[at : at + size]), SENT_SCHEMA)
             batch.validate()
-            batches.append(
-                ProducerBatch(stamp=_stamp(producer, sequence, batch.num_rows), batch=batch)
-            )
+            stamp = _stamp(producer, sequence, batch.num_rows)
+            batches.append(ProducerBatch(stamp=stamp, batch=batch, in_order=bool(in_order)))
             at += size
         if not batches:
             raise InvalidOwnerMessage("no request: there is no parcel in it")
@@ -147,7 +148,10 @@ def _checked_heartbeat_s(value: Any) -> float:
 
 def send_reply(connection: socket.socket, reply: OwnerReply) -> None:
     """Send a reply."""
-    stored = [[each.first_sequence, each.skipped, each.stored_as] for each in reply.stored]
+    stored = [
+        [[part.count, part.first_sequence, part.outcome.value] for part in each.parts]
+        for each in reply.stored
+    ]
     _send(connection, {"stored": stored, "moved": reply.moved, "refused": reply.refused}, [])
 
 
@@ -158,8 +162,15 @@ def receive_reply(connection: socket.socket) -> OwnerReply:
         raise InvalidOwnerMessage("the other side hung up without an answer")
     try:
         stored = tuple(
-            StoredBatch(first_sequence=int(first), skipped=int(skipped), stored_as=int(stored_as))
-            for first, skipped, stored_as in message[0]["stored"]
+            StoredBatch(
+                parts=tuple(
+                    StoredPart(
+                        count=int(count), first_sequence=int(first), outcome=StoreOutcome(said)
+                    )
+                    for count, first, said in parts
+                )
+            )
+            for parts in message[0]["stored"]
         )
         moved, refused = str(message[0]["moved"]), str(message[0]["refused"])
         return OwnerReply(stored=stored, moved=moved, refused=refused)

@@ -5,8 +5,8 @@ waits, local and forwarded, writes a frame for each, syncs once, and answers all
 answered before it is on all volumes. When another process takes the segment over, the thread ends:
 unanswered batches fail with ``OwnerMoved``, and the producers send them to the new owner.
 
-``AppendState`` is what an owner must know to continue: next numbers, times, and the last number of
-each producer. It comes from the last segment, and decides which part of a batch is new. Sequence
+``AppendState`` is what an owner must know to continue: next numbers, times, and the numbers of
+each producer. It comes from the last segment, and decides which parts of a batch are new. Sequence
 numbers have no gaps, offsets and times never decrease, and nothing is stored twice.
 
 A process becomes the owner by opening a new segment at the end of the partition. The file layer
@@ -20,7 +20,7 @@ import threading
 from collections import deque
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -36,10 +36,11 @@ from leasehold.errors import (
 )
 from leasehold.files.model import FileState
 from leasehold.log.mapped_segment import MappedSegment
-from leasehold.log.producer_batch import OwnerMoved, StoredBatch
+from leasehold.log.producer_batch import OwnerMoved, StoredBatch, StoredPart, StoreOutcome
 from leasehold.log.producer_states import (
     DEFAULT_LIMIT,
-    ProducerState,
+    NumberState,
+    ProducerStates,
     encode_producers,
     newest_producers,
     note_producer,
@@ -48,6 +49,7 @@ from leasehold.log.segment import IndexBuilder
 from leasehold.log.segment_format import (
     SEGMENT_HEADER_BYTES,
     FrameKind,
+    ProducerStamp,
     SegmentHeader,
     check_storable,
     encode_events,
@@ -58,7 +60,7 @@ from leasehold.log.segment_list import ListedSegment
 from leasehold.log.streams import LogCounts, base_of, segment_path, segments
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     import pyarrow as pa
 
@@ -74,17 +76,6 @@ if TYPE_CHECKING:
 _REMEMBERED = 64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewEvents:
-    """The new part of a producer batch: the first ``skip`` events are stored already.
-
-    ``stored_as`` is where the first event was stored, if it was and that is still known, else -1.
-    """
-
-    skip: int
-    stored_as: int = -1
-
-
 @dataclass(slots=True, kw_only=True)
 class AppendState:
     """The state of one partition at its end."""
@@ -92,7 +83,7 @@ class AppendState:
     next_sequence: int = 0
     next_offset: int = 0
     last_us: int = 0
-    producers: dict[bytes, ProducerState] = field(default_factory=dict)
+    producers: ProducerStates = field(default_factory=ProducerStates)
     # The last frames of each producer: its first number, how many, the first sequence number.
     recent: dict[bytes, deque[tuple[int, int, int]]] = field(default_factory=dict)
 
@@ -110,17 +101,40 @@ class AppendState:
             append_state._remember_frame(header)
         return append_state
 
-    def new_events_of(self, producer_batch: ProducerBatch) -> NewEvents:
-        """Return which part of the producer batch is new."""
-        first, producer = producer_batch.stamp.sequence, producer_batch.stamp.producer
-        known = self.producers.get(producer)
+    def parts_of(self, producer_batch: ProducerBatch) -> list[StoredPart]:
+        """Return the parts of a producer batch: those to store, and those stored before."""
+        first, end = producer_batch.stamp.sequence, producer_batch.end
+        known = self.producers.get(producer_batch.stamp.producer)
         if known is None or first > known.last_sequence:
-            return NewEvents(skip=0)
-        skip = min(producer_batch.end, known.last_sequence + 1) - first
-        for number, count, stored_as in self.recent.get(producer, ()):
-            if number <= first < number + count:
-                return NewEvents(skip=skip, stored_as=stored_as + first - number)
-        return NewEvents(skip=skip)
+            return [StoredPart(count=end - first)]
+        if producer_batch.in_order:
+            known = replace(known, gaps=(), known_from=0)
+        parts: list[StoredPart] = []
+        for part_first, part_end, state in known.split(first, end):
+            if state is NumberState.STORED:
+                parts += self._stored_before(producer_batch.stamp.producer, part_first, part_end)
+            else:
+                new = state is NumberState.NOT_STORED
+                outcome = StoreOutcome.STORED if new else StoreOutcome.UNKNOWN
+                parts.append(StoredPart(count=part_end - part_first, outcome=outcome))
+        return parts
+
+    def _stored_before(self, producer: bytes, first: int, end: int) -> Iterator[StoredPart]:
+        """Yield where these numbers are stored, frame by frame, as far as that is known."""
+        frames = sorted(self.recent.get(producer, ()))
+        while first < end:
+            until, stored_as = end, -1
+            for number, count, base in frames:
+                if number > first:
+                    until = min(until, number)
+                    break
+                if first < number + count:
+                    until, stored_as = min(end, number + count), base + first - number
+                    break
+            yield StoredPart(
+                count=until - first, first_sequence=stored_as, outcome=StoreOutcome.DUPLICATE
+            )
+            first = until
 
     def time_us(self, now_us: int) -> int:
         """Return the time to store events under: now, but never before that of an earlier one."""
@@ -386,20 +400,14 @@ class PartitionOwner:
         else:
             self._writer.flush()
         stored = [each for answer in answers for each in answer]
-        frames = sum(
-            each.skipped < producer_batch.batch.num_rows
-            for each, producer_batch in zip(
-                stored,
-                (producer_batch for job in jobs for producer_batch in job.batches),
-                strict=True,
-            )
-        )
         self._counts.add(
             LogCounts(
                 events=self._append_state.next_sequence - before,
-                frames=frames,
+                frames=sum(
+                    part.outcome is StoreOutcome.STORED for each in stored for part in each.parts
+                ),
                 commits=1,
-                duplicates=sum(each.skipped for each in stored),
+                duplicates=sum(each.count(StoreOutcome.DUPLICATE) for each in stored),
             )
         )
         for job, answer in zip(jobs, answers, strict=True):
@@ -409,27 +417,31 @@ class PartitionOwner:
             self._on_roll()
 
     def _store(self, producer_batch: ProducerBatch) -> StoredBatch:
-        """Write what is new of a producer batch, as one frame."""
-        new, batch = self._append_state.new_events_of(producer_batch), producer_batch.batch
-        if new.skip:
-            batch = batch.slice(new.skip)
-        first = self._append_state.next_sequence
-        if batch.num_rows:
-            self._append(batch, producer_batch, new.skip)
-        return StoredBatch(first_sequence=first, skipped=new.skip, stored_as=new.stored_as)
+        """Write what is new of a producer batch: usually all of it, as one frame."""
+        parts, at = self._append_state.parts_of(producer_batch), 0
+        for index, part in enumerate(parts):
+            if part.outcome is StoreOutcome.STORED:
+                parts[index] = replace(part, first_sequence=self._append_state.next_sequence)
+                stamp = producer_batch.stamp
+                if at:
+                    stamp = ProducerStamp(producer=stamp.producer, sequence=stamp.sequence + at)
+                whole = len(parts) == 1
+                batch = producer_batch.batch
+                self._append(batch if whole else batch.slice(at, part.count), stamp)
+            at += part.count
+        return StoredBatch(parts=tuple(parts))
 
-    def _append(self, batch: pa.RecordBatch, producer_batch: ProducerBatch, skip: int) -> None:
+    def _append(self, batch: pa.RecordBatch, stamp: ProducerStamp) -> None:
         if self._index is not None and self._is_full(batch.nbytes):
             self._roll()
         index = self._index or self._begin()
-        stamp = producer_batch.stamp
         frame = encode_events(
             batch,
             base_sequence=self._append_state.next_sequence,
             offset=self._append_state.next_offset,
             enqueued_us=self._append_state.time_us(self._now_us()),
             epoch=self._writer.epoch,
-            producer=type(stamp)(producer=stamp.producer, sequence=stamp.sequence + skip),
+            producer=stamp,
             base_offset=index.index.segment.base_offset,
         )
         self._write(frame)

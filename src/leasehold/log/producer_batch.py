@@ -8,9 +8,10 @@ So a later one is never stored without those before it.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import TYPE_CHECKING
 
-from leasehold.errors import LeaseholdError
+from leasehold.errors import LeaseholdError, ResendUncertain
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -31,10 +32,15 @@ class StreamPartition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerBatch:
-    """A batch of ``SENT_SCHEMA``, who sent it, and the producer's number of its first event."""
+    """A batch of ``SENT_SCHEMA``, who sent it, and the producer's number of its first event.
+
+    ``in_order``: its sender sends a number only when all lower ones that will ever be sent are
+    stored. Then whatever is not above the highest stored number is stored already.
+    """
 
     stamp: ProducerStamp
     batch: pa.RecordBatch
+    in_order: bool = False
 
     @property
     def end(self) -> int:
@@ -42,17 +48,32 @@ class ProducerBatch:
         return self.stamp.sequence + int(self.batch.num_rows)
 
 
+class StoreOutcome(Enum):
+    """What the owner did with events that were sent."""
+
+    STORED = "stored"
+    DUPLICATE = "duplicate"  # they had been stored before, and were not stored again
+    UNKNOWN = "unknown"  # whether they had been stored is not known: they were not stored
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredPart:
+    """``count`` events that follow each other from ``first_sequence`` on (-1: not known)."""
+
+    count: int
+    first_sequence: int = -1
+    outcome: StoreOutcome = StoreOutcome.STORED
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredBatch:
-    """The owner's answer to a producer batch: where its events are.
+    """The owner's answer to a producer batch: its events in order, as parts."""
 
-    The first ``skipped`` of them had been stored before, from ``stored_as`` on (-1: that is not
-    known). The others follow each other from ``first_sequence`` on.
-    """
+    parts: tuple[StoredPart, ...]
 
-    first_sequence: int
-    skipped: int = 0
-    stored_as: int = -1
+    def count(self, outcome: StoreOutcome) -> int:
+        """Return how many of its events had this outcome."""
+        return sum(part.count for part in self.parts if part.outcome is outcome)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,16 +106,34 @@ class OwnerGone(LeaseholdError):
 
 
 def receipts_of(stored: StoredBatch, *, partition: int, start: int, count: int) -> list[Receipt]:
-    """Return the receipts for ``count`` events of a producer batch, from number ``start`` on."""
-    found = []
-    old = min(max(stored.skipped - start, 0), count)
-    if old:
-        known = stored.stored_as >= 0
-        first = stored.stored_as + start if known else -1
-        found.append(Receipt(partition=partition, first_sequence=first, count=old, duplicate=True))
-    if old < count:
-        first = stored.first_sequence + start + old - stored.skipped
-        found.append(Receipt(partition=partition, first_sequence=first, count=count - old))
+    """Return the receipts for ``count`` events of a producer batch, from number ``start`` on.
+
+    Raises:
+        ResendUncertain: whether some of them had been stored before is not known.
+    """
+    found, at = [], 0
+    for part in stored.parts:
+        low, high = max(start, at), min(start + count, at + part.count)
+        if low < high and part.outcome is StoreOutcome.UNKNOWN:
+            raise ResendUncertain(
+                f"partition {partition}: {high - low} events have numbers that the log no longer "
+                "remembers of this producer: whether they were stored before is not known, and "
+                "they were not stored now. Read the partition, and send what is missing by a new "
+                "producer, without producer_id.",
+                partition=partition,
+                count=high - low,
+            )
+        if low < high:
+            first = part.first_sequence + low - at if part.first_sequence >= 0 else -1
+            found.append(
+                Receipt(
+                    partition=partition,
+                    first_sequence=first,
+                    count=high - low,
+                    duplicate=part.outcome is StoreOutcome.DUPLICATE,
+                )
+            )
+        at += part.count
     return found
 
 

@@ -30,7 +30,7 @@ from leasehold.events.event import EventBatch
 from leasehold.events.keys import key_hash, sorted_hashes
 from leasehold.log.producer_states import (
     DEFAULT_LIMIT,
-    ProducerState,
+    ProducerStates,
     newest_producers,
     note_producer,
     read_producers,
@@ -566,12 +566,13 @@ class Segment:
                     if found.num_rows:
                         yield EventBatch(partition=self.partition, arrow=found)
 
-    def producers(self, *, limit: int = DEFAULT_LIMIT) -> dict[bytes, ProducerState]:
+    def producers(self, *, limit: int = DEFAULT_LIMIT) -> ProducerStates:
         """Return the state of each of the newest producers at the end of this segment."""
-        states: dict[bytes, ProducerState] = {}
+        states = ProducerStates(has_forgotten=True)  # unless the first frame says otherwise
         for header in self.frames():
             if header.kind is FrameKind.PRODUCERS:
-                states.update(read_producers(self._view, header))
+                found = read_producers(self._view, header)
+                states = ProducerStates({**states, **found}, has_forgotten=found.has_forgotten)
             note_producer(states, header)
             if len(states) > 2 * limit:  # now and then, since it sorts them all
                 states = newest_producers(states, limit=limit)

@@ -24,7 +24,7 @@ from leasehold.errors import DataDamaged, StoreUnusable, UsageError
 from leasehold.events.event import STORED_SCHEMA
 
 MAJOR_VERSION = 1
-MINOR_VERSION = 1  # 0: without a checksum of all but the bodies
+MINOR_VERSION = 2  # 1: without the gaps of producers; 0: without a checksum of all but the bodies
 ALIGNMENT_BYTES = 64
 SEGMENT_HEADER_BYTES = 64
 FRAME_HEADER_BYTES = 128

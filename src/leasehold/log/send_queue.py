@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from leasehold.errors import BufferFull, LeaseholdError, UsageError
+from leasehold.errors import BufferFull, LeaseholdError, ResendUncertain, UsageError
 from leasehold.events.event import Event, sent_batch
 from leasehold.log.owner_link import OwnerClient
 from leasehold.log.producer_batch import ProducerBatch, joined, receipts_of
@@ -404,8 +404,12 @@ class SendQueue:
         for items, stored in zip(batches, answer, strict=True):
             start = 0
             for item in items:
-                receipts = receipts_of(stored, partition=number, start=start, count=item.count)
-                item.pending.stored(receipts)
+                try:
+                    receipts = receipts_of(stored, partition=number, start=start, count=item.count)
+                except ResendUncertain as error:
+                    item.pending.failed(error)
+                else:
+                    item.pending.stored(receipts)
                 start += item.count
 
     def _release(self) -> None:

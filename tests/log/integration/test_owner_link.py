@@ -29,7 +29,7 @@ from leasehold.log.owner_link import (
     receive_request,
     send_request,
 )
-from leasehold.log.producer_batch import ProducerBatch, StoredBatch, StreamPartition
+from leasehold.log.producer_batch import ProducerBatch, StoredBatch, StoredPart, StreamPartition
 from leasehold.log.segment_format import ProducerStamp
 from leasehold.log.streams import segment_path
 
@@ -70,10 +70,10 @@ def request(**changed: Any) -> bytes:
         "partition": 0,
         "durable": True,
         "beat_s": 1.0,
-        "parcels": [[ID.hex(), 0, len(LOAD)]],
+        "parcels": [[ID.hex(), 0, len(LOAD), False]],
     }
     text = json.dumps(header | changed).encode()
-    return HEAD.pack(b"LHPARCL1", len(text), len(LOAD)) + text + LOAD
+    return HEAD.pack(b"LHPARCL2", len(text), len(LOAD)) + text + LOAD
 
 
 def path_of(log: Log) -> str:
@@ -100,10 +100,10 @@ def test_an_event_that_can_not_be_stored_fails_alone(
     "header",
     [
         {"parcels": []},
-        {"parcels": [["", 0, len(LOAD)]]},
-        {"parcels": [[ID.hex() + "00", 0, len(LOAD)]]},
-        {"parcels": [[ID.hex(), -1, len(LOAD)]]},
-        {"parcels": [[ID.hex(), 2**63, len(LOAD)]]},
+        {"parcels": [["", 0, len(LOAD), False]]},
+        {"parcels": [[ID.hex() + "00", 0, len(LOAD), False]]},
+        {"parcels": [[ID.hex(), -1, len(LOAD), False]]},
+        {"parcels": [[ID.hex(), 2**63, len(LOAD), False]]},
         {"beat_s": float("nan")},
         {"beat_s": float("inf")},
     ],
@@ -122,7 +122,7 @@ def test_a_header_that_is_nested_too_deep_is_refused(
 ) -> None:
     here, there = lines
     text = b"[" * 100_000
-    here.sendall(HEAD.pack(b"LHPARCL1", len(text), 0) + text)
+    here.sendall(HEAD.pack(b"LHPARCL2", len(text), 0) + text)
     with pytest.raises(InvalidOwnerMessage, match="no JSON"):
         receive_request(there)
 
@@ -160,7 +160,7 @@ def test_a_server_without_a_free_descriptor_accepts_later(
 
     def stored(_: OwnerRequest) -> Future[tuple[StoredBatch, ...]]:
         answer: Future[tuple[StoredBatch, ...]] = Future()
-        answer.set_result((StoredBatch(first_sequence=3),))
+        answer.set_result((StoredBatch(parts=(StoredPart(count=1, first_sequence=3),)),))
         return answer
 
     monkeypatch.setattr(socket.socket, "accept", failing_once)
@@ -172,7 +172,9 @@ def test_a_server_without_a_free_descriptor_accepts_later(
             line.settimeout(SOON_S)
             line.connect(address.removeprefix("unix:"))
             line.sendall(request())
-            assert receive_reply(line).stored == (StoredBatch(first_sequence=3),)
+            assert receive_reply(line).stored == (
+                StoredBatch(parts=(StoredPart(count=1, first_sequence=3),)),
+            )
     finally:
         server.close()
     assert refused

@@ -8,7 +8,13 @@ import pytest
 
 from leasehold.errors import InvalidDuration, InvalidOptions
 from leasehold.log import LogOptions, ProducerOptions, Receipt, StreamSettings
-from leasehold.log.producer_batch import StoredBatch, joined, receipts_of
+from leasehold.log.producer_batch import (
+    StoredBatch,
+    StoredPart,
+    StoreOutcome,
+    joined,
+    receipts_of,
+)
 
 
 def test_the_defaults_are_those_of_the_documentation() -> None:
@@ -74,17 +80,18 @@ def receipt(first: int, count: int, *, duplicate: bool = False) -> Receipt:
 
 
 def test_a_part_of_a_batch_has_its_own_receipt() -> None:
-    stored = StoredBatch(first_sequence=100)
+    stored = StoredBatch(parts=(StoredPart(count=5, first_sequence=100),))
     assert receipts_of(stored, partition=1, start=3, count=2) == [receipt(103, 2)]
 
 
 def test_what_was_stored_before_has_a_receipt_that_says_so() -> None:
-    stored = StoredBatch(first_sequence=100, skipped=4, stored_as=50)
+    old = StoredPart(count=4, first_sequence=50, outcome=StoreOutcome.DUPLICATE)
+    stored = StoredBatch(parts=(old, StoredPart(count=2, first_sequence=100)))
     assert receipts_of(stored, partition=1, start=1, count=5) == [
         receipt(51, 3, duplicate=True),
         receipt(100, 2),
     ]
-    forgotten = StoredBatch(first_sequence=100, skipped=4)
+    forgotten = StoredBatch(parts=(StoredPart(count=4, outcome=StoreOutcome.DUPLICATE),))
     assert receipts_of(forgotten, partition=1, start=0, count=4) == [receipt(-1, 4, duplicate=True)]
 
 

@@ -166,7 +166,7 @@ def test_producers_are_those_of_the_start_and_the_frames_after_it() -> None:
     made.add([Event(body=b"")] * 3, at_us=6_000, stamp=ProducerStamp(producer=ALICE, sequence=9))
     made.add(Event(body=b""))  # from nobody in particular
     expected = {
-        ALICE: ProducerState(last_sequence=11, stored_as=13, seen_us=6_000),
+        ALICE: ProducerState(last_sequence=11, stored_as=13, seen_us=6_000, gaps=((0, 8),)),
         BOB: ProducerState(last_sequence=4, stored_as=9, seen_us=3_000),
     }
     assert Segment(made.data).producers() == expected
@@ -350,8 +350,9 @@ def test_a_segment_of_version_1_is_read_for_good() -> None:
     assert events[0].enqueued_at is not None
     assert events[0].enqueued_at.isoformat() == "1970-01-01T00:00:00.005000+00:00"
     assert segment.producers() == {
-        ALICE: ProducerState(last_sequence=10, stored_as=12, seen_us=6_000),
-        BOB: ProducerState(last_sequence=4, stored_as=9, seen_us=3_000),
+        # Version 1 had only the highest number: what is stored below it is not known.
+        ALICE: ProducerState(last_sequence=10, stored_as=12, seen_us=6_000, known_from=8),
+        BOB: ProducerState(last_sequence=4, stored_as=9, seen_us=3_000, known_from=5),
     }
     assert [len(batch) for batch in segment.find("Größe")] == [1]
 
@@ -390,8 +391,8 @@ def test_frames_are_still_written_as_in_version_1() -> None:
         position = header.end
     assert kinds == [2, 1, 1, 3, 4]
     old, new = parse_segment_header(data), parse_segment_header(_golden())
-    assert (old.minor, new.minor) == (0, 1)
-    assert replace(old, minor=1) == new
+    assert (old.minor, new.minor) == (0, 2)
+    assert replace(old, minor=2) == new
 
 
 def test_a_frame_of_version_1_0_is_read_without_its_bodies_too() -> None:

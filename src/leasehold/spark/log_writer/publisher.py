@@ -18,7 +18,8 @@ The log recognises repeated events by the producer's own sequence numbers. Event
 partition in batch ``n`` of a producer has the number ``n * 2**32 + i``:
 
 * Sent again, by any process, split differently, after a part was stored: the log skips what it has.
-  An event is sent only when those before it are stored, so what it has is always the beginning.
+  An event is sent only when those before it are stored (``in_order``), so what it has is always
+  the beginning.
 * A process that resumes late and sends an old batch has lower numbers than what followed: the log
   skips all of it. So a batch is sent whole before the next one of its producer.
 * A sink's producer is one of the 10,000 that a partition remembers, for any number of batches.
@@ -181,7 +182,9 @@ class BatchSender:
                 size, group = 0, []
             group.append(
                 ProducerBatch(
-                    stamp=ProducerStamp(producer=self._producer_id, sequence=at), batch=batch
+                    stamp=ProducerStamp(producer=self._producer_id, sequence=at),
+                    batch=batch,
+                    in_order=True,
                 )
             )
             at += batch.num_rows
