@@ -26,9 +26,9 @@ from tests.support.pausing import pause_me
 
 from leasehold.clock import SystemClock
 from leasehold.errors import LeaseholdError
-from leasehold.runtime.stop_signals import SAME_S
+from leasehold.runtime.stop_signals import SAME_S, stop_on_signals
 from leasehold.spark import DeltaSink, Fence, StandbyChanged, session
-from leasehold.spark.standby_query.standby import Standby, stopped_by_signals
+from leasehold.spark.standby_query.standby import Standby, leave_immediately
 
 ROWS = 10
 CLOCK = SystemClock()
@@ -194,7 +194,9 @@ def listen(signals: ExitStack) -> None:
                 exit_when_stuck=task.does == "stuck",
                 on_event=tell,
             )
-            signals.enter_context(stopped_by_signals(driver.stop, clock=CLOCK_OF_SIGNALS))
+            signals.enter_context(
+                stop_on_signals(first=driver.stop, again=leave_immediately, clock=CLOCK_OF_SIGNALS)
+            )
             work = threading.Thread(target=run, args=(driver,))
         work.daemon = True
         work.start()

@@ -13,7 +13,6 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -97,13 +96,6 @@ class Driver:
 
     def go_on(self) -> None:
         os.killpg(self._popen.pid, signal.SIGCONT)
-
-    def signal_until_it_ends(self, number: signal.Signals) -> None:
-        """Python misses a signal that comes just before its main thread blocks: send it again."""
-        while self._popen.poll() is None:
-            self._popen.send_signal(number)
-            with suppress(subprocess.TimeoutExpired):
-                self._popen.wait(1)
 
     def signal(self, number: signal.Signals) -> None:
         self._popen.send_signal(number)
@@ -256,7 +248,7 @@ def test_a_driver_whose_query_hangs_ends_before_anybody_else_begins_and_at_a_sec
     # The heir hangs in the same function, with a lease that is far from over.
     new.signal(signal.SIGTERM)
     new.says("stopping")
-    new.signal_until_it_ends(signal.SIGTERM)
+    new.signal(signal.SIGTERM)
     assert new.exit_code() == 128 + signal.SIGTERM
     assert new.is_silent()
     assert not new.of("over")

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import ctypes
 import os
 import queue
 import signal
-from typing import Any
+import threading
+from collections.abc import Callable
 
 import pytest
 
-from leasehold.runtime.stop_signals import StopAsked, StopRequests
-from leasehold.spark import Pipeline
+from leasehold.runtime.stop_signals import SAME_S, StopAsked, StopRequests, stop_on_signals
+from leasehold.spark.pipeline import pipeline
 from leasehold.spark.standby_query import standby
 from leasehold.testing.clock import ManualClock
 
@@ -38,34 +41,56 @@ def codes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-def hear_a_sigterm() -> None:
-    handler: Any = signal.getsignal(signal.SIGTERM)
-    handler(signal.SIGTERM, None)
-
-
+@pytest.mark.parametrize("again", [pipeline.leave_immediately, standby.leave_immediately])
 @pytest.mark.parametrize(("later_s", "left"), LATER)
-def test_a_pipeline_leaves_at_once_only_if_it_is_asked_later(
-    codes: list[int], later_s: float, left: list[int]
-) -> None:
-    clock = ManualClock()
-    spark: Any = None
-    made = Pipeline(spark, "log:orders", "memory://", "totals", clock=clock)
-    with made._signals():
-        hear_a_sigterm()
-        clock.advance(later_s)
-        hear_a_sigterm()
-    assert codes == left
-
-
-@pytest.mark.parametrize(("later_s", "left"), LATER)
-def test_a_standby_leaves_at_once_only_if_it_is_asked_later(
-    codes: list[int], later_s: float, left: list[int]
+def test_a_driver_leaves_at_once_only_if_it_is_asked_later(
+    codes: list[int], again: Callable[[int], None], later_s: float, left: list[int]
 ) -> None:
     clock, stopped = ManualClock(), queue.SimpleQueue[bool]()
-    with standby.stopped_by_signals(lambda: stopped.put(True), clock=clock):
-        hear_a_sigterm()
+    with stop_on_signals(first=lambda: stopped.put(True), again=again, clock=clock):
+        signal.raise_signal(signal.SIGTERM)
         assert stopped.get(timeout=60)
         clock.advance(later_s)
-        hear_a_sigterm()
-    assert codes == left
+        signal.raise_signal(signal.SIGTERM)
+    assert codes == left  # the block ends when all signals before its end have been handled
     assert stopped.empty()
+
+
+def test_a_signal_is_heard_while_the_main_thread_is_blocked_in_a_call() -> None:
+    """The call is one that a signal does not interrupt, so no handler of Python can run."""
+    received, written = os.pipe()
+    missed = threading.Timer(60, os.write, (written, b"x"))
+    missed.start()
+    buffer, libc = ctypes.create_string_buffer(1), ctypes.CDLL(None)
+    clock = ManualClock()
+
+    def first() -> None:
+        clock.advance(SAME_S)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def again(number: int) -> None:
+        os.write(written, bytes([number]))
+
+    sending = threading.Timer(0, os.kill, (os.getpid(), signal.SIGTERM))
+    with stop_on_signals(first=first, again=again, clock=clock):
+        signal.siginterrupt(signal.SIGTERM, False)
+        sending.start()
+        libc.read(received, buffer, 1)
+    missed.cancel()
+    for timer in (missed, sending):
+        timer.join()
+    for end in (received, written):
+        os.close(end)
+    assert buffer.value == bytes([signal.SIGTERM])
+
+
+def test_a_signal_of_others_reaches_the_loop_that_waited_for_it_before() -> None:
+    async def run() -> None:
+        loop, heard = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_signal_handler(signal.SIGUSR1, heard.set)
+        with stop_on_signals(first=lambda: None, again=print, clock=ManualClock()):
+            signal.raise_signal(signal.SIGUSR1)
+        await asyncio.wait_for(heard.wait(), 60)
+        loop.remove_signal_handler(signal.SIGUSR1)
+
+    asyncio.run(run())

@@ -54,9 +54,12 @@ class SignalQueue:
         }
         for number in before:
             signal.signal(number, self._on_signal)
+        # The C handler writes to it: a signal just before the poll wakes the poll.
+        outer = signal.set_wakeup_fd(self._wake_fd, warn_on_full_buffer=False)
         try:
             yield
         finally:
+            signal.set_wakeup_fd(outer)
             for number, handler in before.items():
                 signal.signal(number, handler)
 

@@ -6,10 +6,8 @@ The docstring of ``leasehold.spark`` has the design.
 from __future__ import annotations
 
 import os
-import signal
 import sys
-import threading
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Self
 
 from leasehold.clock import SystemClock, system_random
@@ -17,7 +15,7 @@ from leasehold.errors import UsageError
 from leasehold.events.source_urls import open_ranges
 from leasehold.names import check_name, last_part
 from leasehold.processor.events import EventBus
-from leasehold.runtime.stop_signals import StopAsked, StopRequests
+from leasehold.runtime.stop_signals import stop_on_signals
 from leasehold.spark.pipeline.engine import Engine, RunContext
 from leasehold.spark.pipeline.events import PipelinePartitionClosed, ProgressLines, Tally
 from leasehold.spark.pipeline.options import PipelineOptions
@@ -27,7 +25,7 @@ from leasehold.spark.sessions import check_workers
 from leasehold.spark.sinks.foreach import ForeachSink
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from pyspark.sql import DataFrame, SparkSession
 
@@ -37,8 +35,6 @@ if TYPE_CHECKING:
     from leasehold.spark.pipeline.events import PipelineCounts
     from leasehold.spark.sinks.foreach import OnBatch
     from leasehold.spark.sinks.port import Sink
-
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Pipeline:
@@ -82,7 +78,6 @@ class Pipeline:
         self._sink: Sink | None = None
         self._tally = Tally()
         self._owned: OwnedPartitions | None = None
-        self._requests = StopRequests()
         self._is_stopping = False
         self._has_run = False
 
@@ -144,7 +139,8 @@ class Pipeline:
         hooks: list[Hook] = [self._tally, *self._hooks]
         if show or (show is None and sys.stderr.isatty()):
             hooks.insert(0, ProgressLines(_to_stderr, clock=self._clock))
-        with self._signals(), ExitStack() as stack:
+        signals = stop_on_signals(first=self.stop, again=leave_immediately, clock=self._clock)
+        with signals, ExitStack() as stack:
             engine = self._engine(self._sink, EventBus(hooks), stack)
             engine.run(until_caught_up=until_caught_up)
         return self.totals
@@ -220,22 +216,10 @@ class Pipeline:
             frame = each(frame)
         return frame
 
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        former = {each: signal.signal(each, self._on_signal) for each in _SIGNALS}
-        try:
-            yield
-        finally:
-            for each, handler in former.items():
-                signal.signal(each, handler)
 
-    def _on_signal(self, number: int, _frame: object) -> None:
-        if self._requests.heard(self._clock.boottime_s()) is StopAsked.AGAIN:
-            os._exit(128 + number)
-        self._is_stopping = True  # no lock is taken here: the loop polls several times a second
+def leave_immediately(number: int) -> None:
+    """End this process, with 128 and the number of the signal; Spark's own one ends with it."""
+    os._exit(128 + number)
 
 
 def _to_stderr(line: str) -> None:

@@ -20,10 +20,9 @@ import logging
 import os
 import queue
 import re
-import signal
 import sys
 import threading
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -41,7 +40,7 @@ from leasehold.jobs.request import Request
 from leasehold.jobs.reservation import outcome_of
 from leasehold.jobs.wish import DEFAULT_LEASE, Wish
 from leasehold.names import job_key
-from leasehold.runtime.stop_signals import StopAsked, StopRequests
+from leasehold.runtime.stop_signals import stop_on_signals
 from leasehold.spark.reading import usage_error_in
 from leasehold.spark.sessions import session
 from leasehold.spark.standby_query.events import StandbyChanged, StandbyState
@@ -49,7 +48,7 @@ from leasehold.spark.standby_query.fence import Fence
 from leasehold.spark.standby_query.location import canonical, default_file_system, job_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from typing import NoReturn
 
     from pyspark.sql.streaming.listener import (
@@ -193,52 +192,12 @@ def kill_java() -> None:
 
 
 EXIT_STUCK = 75
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_END_OF_SIGNALS = 0
 
 
-@contextmanager
-def stopped_by_signals(
-    stop: Callable[[], None], *, clock: Clock | None = None
-) -> Iterator[Callable[[], None]]:
-    """Call ``stop`` at the first SIGTERM or Ctrl-C, in another thread.
-
-    The second signal ends the process immediately, with 128 and its number; one within a second of
-    the first is the same request. Yields a function that installs the handlers again, in case other
-    code has replaced them.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: None  # only the main thread receives signals
-        return
-    before = {number: signal.getsignal(number) for number in _SIGNALS}
-    numbers = queue.SimpleQueue[int]()
-    requests, time = StopRequests(), clock or SystemClock()
-
-    def wait() -> None:
-        if numbers.get() != _END_OF_SIGNALS:
-            stop()
-
-    def handle(number: int, _frame: object) -> None:
-        asked = requests.heard(time.boottime_s())
-        if asked is StopAsked.AGAIN:
-            kill_java()
-            os._exit(128 + number)
-        if asked is StopAsked.FIRST:
-            # The stop takes locks, and the main thread may have them: this handler runs in it.
-            numbers.put(number)
-
-    def install() -> None:
-        for number in _SIGNALS:
-            signal.signal(number, handle)
-
-    threading.Thread(target=wait, name="waits for signals", daemon=True).start()
-    install()
-    try:
-        yield install
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        numbers.put(_END_OF_SIGNALS)
+def leave_immediately(number: int) -> None:
+    """End this process and Spark's, with 128 and the number of the signal."""
+    kill_java()
+    os._exit(128 + number)
 
 
 def leave_stuck(report_stuck: Callable[[], None], *, within_s: float) -> NoReturn:
@@ -611,7 +570,9 @@ def standby(
         exit_when_stuck=exit_when_stuck,
         on_event=on_event,
     )
-    with stopped_by_signals(driver.stop) as install:
+    with stop_on_signals(
+        first=driver.stop, again=leave_immediately, clock=SystemClock()
+    ) as install:
         driver.run(ready=install)  # Spark's own start takes Ctrl-C for itself
 
 
