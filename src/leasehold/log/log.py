@@ -21,7 +21,8 @@ from leasehold.files.model import FileState
 from leasehold.files.namespace import Namespace
 from leasehold.log.mapped_segment import MappedSegment
 from leasehold.log.options import LogOptions
-from leasehold.log.owner_link import OwnerServer, address_in
+from leasehold.log.owner_address import address_in, socket_directories
+from leasehold.log.owner_link import OwnerServer
 from leasehold.log.partition_router import PartitionRouter, RouterContext
 from leasehold.log.producer import Producer
 from leasehold.log.producer_batch import OwnerMoved, StreamPartition
@@ -90,6 +91,7 @@ class Log:
             clock=clock,
             counts=self._counts,
             soft_limit_s=options.files.soft_limit.total_seconds(),
+            socket_directories=socket_directories(options.socket_directory),
             start_server=self._owner_server.open,
         )
         self._lock = threading.Lock()

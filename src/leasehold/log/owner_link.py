@@ -5,19 +5,17 @@ as JSON, and the payload: Arrow IPC messages of ``SENT_SCHEMA``. Both sides run 
 one user. A connection that sends anything else is closed.
 
 The server listens before the first segment is opened and until the last one is closed. So a process
-that finds a segment held either reaches its owner, or knows that the owner has crashed. Only the
-user can enter the directory of the sockets.
+that finds a segment held either reaches its owner, or knows that the owner has crashed.
+``owner_address`` says which sockets are used: only those of this user.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import math
-import os
 import socket
-import stat
 import struct
-import tempfile
 import threading
 from concurrent.futures import wait
 from contextlib import suppress
@@ -29,8 +27,13 @@ import pyarrow as pa
 
 from leasehold.errors import StoreUnavailable, StoreUnusable, UsageError
 from leasehold.events.event import SENT_SCHEMA
+from leasehold.log.owner_address import (
+    SCHEME,
+    connect_to_owner,
+    is_same_user,
+    remove_stale_sockets,
+)
 from leasehold.log.producer_batch import (
-    OwnerGone,
     OwnerMoved,
     OwnerSilent,
     ProducerBatch,
@@ -46,6 +49,8 @@ if TYPE_CHECKING:
 
     from leasehold.clock import Clock
     from leasehold.log.partition_owner import Answer
+
+log = logging.getLogger("leasehold.log")
 
 _PREFIX = struct.Struct("<8sIQ")
 _MAGIC = b"LHPARCL2"
@@ -284,7 +289,6 @@ class OwnerClient:
         if self._connection is not None and self._address == address:
             return self._connection
         self.close()
-        path = address.removeprefix(SCHEME)
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         # Limits in the kernel: they also hold for a connection that is not accepted.
         seconds = int(self.owner_timeout_s)
@@ -292,53 +296,16 @@ class OwnerClient:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         try:
-            connection.connect(path)
-        except (ConnectionRefusedError, FileNotFoundError) as error:
-            connection.close()
-            with suppress(OSError):
-                Path(path).unlink()  # left by a crashed process
-            raise OwnerGone(f"nobody listens at {address}") from error
-        except PermissionError as error:
-            connection.close()
-            raise StoreUnusable(
-                f"the owner of the partition, at {address}, runs as another user: producers of one "
-                "partition must run as the same user"
-            ) from error
-        except OSError:
+            connect_to_owner(connection, address)
+        except BaseException:
             connection.close()
             raise
         self._address, self._connection = address, connection
         return connection
 
 
-SCHEME = "unix:"
-_PRIVATE = 0o700
-_LONGEST_PATH_BYTES = 100  # the system allows 108, and the socket is made under a longer name
 _BACKLOG = 128
 _ACCEPT_PAUSE_S = 0.1
-
-
-def address_in(directory: str, *, name: str) -> str:
-    """Return the address of a socket called ``name``; make its directory if needed."""
-    base = directory or os.environ.get("XDG_RUNTIME_DIR", "") or tempfile.gettempdir()
-    parent = Path(base) / f"leasehold-{os.getuid()}"
-    path = parent / f"{name}.sock"
-    if len(os.fsencode(path)) > _LONGEST_PATH_BYTES:
-        raise StoreUnusable(
-            f"{path} is too long for a socket: give a shorter socket_directory in LogOptions"
-        )
-    try:
-        parent.mkdir(mode=_PRIVATE, parents=True, exist_ok=True)
-        found = parent.lstat()
-    except OSError as error:
-        raise StoreUnusable(
-            f"no socket can be made in {parent} ({error}): give a socket_directory in LogOptions"
-        ) from error
-    if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & ~_PRIVATE:
-        raise StoreUnusable(
-            f"{parent} is open to other users: remove it, or give a socket_directory in LogOptions"
-        )
-    return f"{SCHEME}{path}"
 
 
 class OwnerServer:
@@ -360,7 +327,7 @@ class OwnerServer:
             if self._socket is not None or self._closed.is_set():
                 return
             path = Path(self._path)
-            _remove_stale_sockets(path.parent)
+            remove_stale_sockets(str(path.parent))
             listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
                 # Under its name it must listen already: a process that is refused there removes it.
@@ -419,6 +386,10 @@ class OwnerServer:
             except OSError:  # for example, no descriptor is free: clients wait in the backlog
                 self._closed.wait(_ACCEPT_PAUSE_S)
                 continue
+            if not is_same_user(connection):
+                log.warning("%s: a connection of another user was refused", self._path)
+                connection.close()
+                continue
             with self._lock:
                 if self._closed.is_set():
                     connection.close()
@@ -438,17 +409,3 @@ class OwnerServer:
             except UsageError as error:
                 reply = OwnerReply(refused=str(error))
             send_reply(connection, reply)
-
-
-def _remove_stale_sockets(directory: Path) -> None:
-    """Remove the sockets of crashed processes, which refuse connections."""
-    for path in directory.glob("*.sock"):
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            connection.setblocking(False)
-            try:
-                connection.connect(str(path))
-            except ConnectionRefusedError:
-                with suppress(OSError):
-                    path.unlink()
-            except OSError:
-                continue  # alive and busy, or gone in the meantime

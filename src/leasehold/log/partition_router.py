@@ -29,7 +29,8 @@ from leasehold.errors import (
     VolumeUnusable,
 )
 from leasehold.files.model import FileState
-from leasehold.log.owner_link import HEARTBEATS_PER_TIMEOUT, SCHEME, OwnerRequest
+from leasehold.log.owner_address import AddressRefused, is_own_address
+from leasehold.log.owner_link import HEARTBEATS_PER_TIMEOUT, OwnerRequest
 from leasehold.log.partition_owner import PartitionOwner, newest_segment, open_next_segment
 from leasehold.log.producer_batch import OwnerGone, OwnerMoved, OwnerSilent
 from leasehold.log.retention import trim
@@ -70,6 +71,7 @@ class RouterContext:
     clock: Clock
     counts: LogCounters
     soft_limit_s: float
+    socket_directories: tuple[str, ...]
     start_server: Callable[[], None]
 
 
@@ -157,6 +159,12 @@ class PartitionRouter:
         except (OwnerGone, OwnerSilent) as error:
             self._fence_owner(remote, error, deadline_s)
             raise
+        except AddressRefused as error:
+            if self._context.files.status(remote.path).idle_s <= self._context.soft_limit_s:
+                self._forget(remote)
+                raise
+            self._fence_owner(remote, error, deadline_s)
+            raise OwnerMoved(str(error)) from error
         except OwnerMoved:
             self._forget(remote)
             raise
@@ -191,14 +199,24 @@ class PartitionRouter:
         """Return whether its writer can be reached; if not, the segment may be recovered now."""
         if last.state is FileState.RECOVERING or last.holder == self._context.files.holder:
             return False
-        if last.host == host_name() and last.address.startswith(SCHEME):
+        is_here = last.host == host_name()
+        if is_here and is_own_address(last.address, self._context.socket_directories):
             return True
         if last.idle_s > self._context.soft_limit_s:
             return False
+        if is_here:
+            why = (
+                f"at {last.address!r}, which is not a socket of this user in "
+                f"{' or '.join(self._context.socket_directories)} and is not used: run producers "
+                "of one partition as the same user, with the same socket_directory"
+            )
+        else:
+            why = (
+                f"on the machine {last.host}: producers on several machines cannot share a "
+                "partition without a hub; run them on one machine, or give each its own partitions"
+            )
         raise FileHeld(
-            f"{self.partition} is being written by {last.holder} on the machine {last.host}: "
-            "producers on several machines can not share a partition without a hub; run them on "
-            "one machine, or give each its own partitions",
+            f"{self.partition} is being written by {last.holder} {why}",
             path=last.path,
             holder=last.holder,
             host=last.host,

@@ -20,11 +20,11 @@ from leasehold.events import Event
 from leasehold.events.event import sent_batch
 from leasehold.log import Log, LogOptions
 from leasehold.log import segment_format as frame_module
+from leasehold.log.owner_address import address_in
 from leasehold.log.owner_link import (
     InvalidOwnerMessage,
     OwnerRequest,
     OwnerServer,
-    address_in,
     receive_reply,
     receive_request,
     send_request,
