@@ -76,6 +76,7 @@ class ParsedRecords:
     ``records`` are the data records up to the first bad one, ``seal`` stands after them if the
     block was finished. ``lost_durable`` is the highest ``durable`` mark and ``lost_end`` the
     highest end among valid records *after* a bad one: what there was before something got lost.
+    ``slots`` has what is at each position, seals too, and None where it is not valid.
     """
 
     header: BlockHeader | None
@@ -83,6 +84,7 @@ class ParsedRecords:
     seal: BlockRecord | None
     lost_durable: int = 0
     lost_end: int = 0
+    slots: tuple[BlockRecord | None, ...] = ()
 
     @property
     def length(self) -> int:
@@ -188,11 +190,12 @@ def parse(raw: Bytes, *, block_id: int, before: int = 0) -> ParsedRecords:
 
     ``before`` is the end of the record before the first one, if those before it were left out.
     """
-    found = _records(raw, salt(block_id))
+    slots = tuple(_records(raw, salt(block_id)))
+    found = iter(slots)
     records: list[BlockRecord] = []
     seal: BlockRecord | None = None
     for record in found:
-        if record is None or not _follows(record, before):
+        if record is None or not follows(record, before):
             break
         if record.kind is RecordKind.SEAL:
             seal = record
@@ -206,10 +209,12 @@ def parse(raw: Bytes, *, block_id: int, before: int = 0) -> ParsedRecords:
         seal=seal,
         lost_durable=max((record.durable for record in after), default=0),
         lost_end=max((record.end for record in after), default=0),
+        slots=slots,
     )
 
 
-def _follows(record: BlockRecord, before: int) -> bool:
+def follows(record: BlockRecord, before: int) -> bool:
+    """Return whether a record can stand after one that ends at ``before``."""
     if record.kind is RecordKind.SEAL:
         return record.end == before
     return before < record.end <= before + PIECE_BYTES and record.durable <= before

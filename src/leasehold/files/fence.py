@@ -10,7 +10,8 @@ relied on. A ``.f`` without a ``.p`` is the answer; of several, the one with the
 ``durable`` mark, and changes nothing.
 
 Until the journal has the block as complete, nothing destroys evidence: ``seal`` adds one file and
-makes the bytes durable. Only ``tidy`` and ``remove`` delete; both may be repeated at any time.
+writes again what may not be durable, with the same bytes. Only ``tidy`` and ``remove`` delete; both
+may be repeated at any time.
 """
 
 from __future__ import annotations
@@ -19,14 +20,13 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from crc32c import crc32c
-
 from leasehold.core.block_agreement import ReplicaAnswer, ReplicaCondition
-from leasehold.errors import LeaseholdError, UsageError, VolumeUnusable
+from leasehold.errors import LeaseholdError, UsageError
 from leasehold.files.block_meta import BlockHeader, RecordKind, checksum, encode, parse
+from leasehold.files.block_pieces import rewrite_pieces, sound_pieces
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from leasehold.files.block_meta import BlockRecord, ParsedRecords
     from leasehold.files.disk import Disk
@@ -34,34 +34,48 @@ if TYPE_CHECKING:
     from leasehold.files.volumes import Volume
 
 
-def examine(volume: Volume, block: Block, evidence: FenceEvidence, *, disk: Disk) -> ReplicaAnswer:
+def examine(
+    volume: Volume,
+    block: Block,
+    evidence: FenceEvidence,
+    *,
+    disk: Disk,
+    boot_id: bytes = b"",
+    merged: Sequence[BlockRecord] | None = None,
+) -> ReplicaAnswer:
     """Return the condition of a replica, and how much of it is sound.
 
     A replica that has a seal is ``SEALED`` only if its tail has the bytes and the seal fits. One
     that once had more than it has, by its own acknowledged length or by records that stand after
     a bad one, is ``CUT``; one that lost something durable is ``DAMAGED``.
+
+    ``merged`` are the records of all replicas: the pieces that are looked for. If the machine was
+    restarted since (it has another ``boot_id``), the header may have an older length than the one
+    that was synced last. Then everything that is sound here may have been acknowledged.
     """
     if not evidence.present:
         return ReplicaAnswer(
             volume=volume.id, condition=ReplicaCondition.ABSENT, length=0, checksum=0
         )
-    try:
-        data = disk.open(volume.data_path(block.id))
-    except FileNotFoundError:
-        sound, bytes_read = 0, 0
-    else:
-        try:
-            sound, bytes_read = _count_sound(data, evidence.records, evidence.durable, disk=disk)
-        finally:
-            disk.close(data)
-    records = evidence.records[:sound]
+    wanted = evidence.records if merged is None else merged
+    # One that lost a durable record may have lost durable bytes too: then all of it is read.
+    durable = 0 if evidence.length < evidence.lost_durable else evidence.durable
+    sound, bytes_read = sound_pieces(volume, block, wanted, durable=durable, disk=disk)
+    first_bad = next((each for each in range(len(wanted)) if each not in sound), len(wanted))
+    records = evidence.records[:first_bad]
     length = records[-1].end if records else 0
     found = checksum(records)
+    known = max(evidence.acknowledged, evidence.durable, evidence.lost_durable)
+    if boot_id not in {b"", evidence.boot_id}:
+        known = max(known, length)
     return ReplicaAnswer(
         volume=volume.id,
         condition=_condition(evidence, length, found),
         length=length,
         checksum=found,
+        acknowledged=known,
+        durable=max(evidence.durable, evidence.lost_durable),
+        pieces=sound,
         bytes_read=bytes_read,
     )
 
@@ -79,25 +93,6 @@ def _condition(evidence: FenceEvidence, length: int, found: int) -> ReplicaCondi
     return ReplicaCondition.WHOLE if length else ReplicaCondition.EMPTY
 
 
-def _count_sound(
-    data: int, records: Sequence[BlockRecord], durable: int, *, disk: Disk
-) -> tuple[int, int]:
-    """Return how many records, from the first, have their bytes; and how many bytes were read."""
-    size = disk.size(data)
-    start = sound = bytes_read = 0
-    for record in records:
-        if record.end > size:
-            break
-        if record.end > durable:
-            piece = disk.read_at(data, record.end - start, start)
-            bytes_read += len(piece)
-            if crc32c(piece) != record.crc:
-                break
-        start = record.end
-        sound += 1
-    return sound, bytes_read
-
-
 def seal(
     volume: Volume,
     block: Block,
@@ -107,9 +102,12 @@ def seal(
     *,
     boot_id: bytes,
     disk: Disk,
+    trusted: Collection[int] = (),
+    others: Sequence[Volume] = (),
 ) -> int:
     """End a replica at ``length`` under the recovery id, durably, bytes and all.
 
+    Pieces that are not ``trusted`` are written again before the sync: see ``rewrite_pieces``.
     Returns the checksum of the block.
     """
     kept = [record for record in records if record.kind is RecordKind.DATA and record.end <= length]
@@ -131,14 +129,20 @@ def seal(
     )
     target = volume.meta_path(block.id, recovery_id)
     aside = target.removesuffix("meta") + "new"
-    data = disk.open(volume.data_path(block.id))
+    data = disk.open(volume.data_path(block.id), write=True)
     try:
-        if disk.size(data) < length:
-            raise VolumeUnusable(
-                f"block {block.id:#x} on volume {volume.id!r} has {disk.size(data)} bytes, "
-                f"{length} were agreed. Take the volume out of the block."
-            )
-        # The old writer may never have synced its last bytes: from here on they are promised.
+        # The old writer may never have synced its last bytes, or its sync may have failed: they
+        # are written again and synced, and promised from here on.
+        rewrite_pieces(
+            volume,
+            block,
+            data,
+            kept,
+            recovery_id=recovery_id,
+            trusted=trusted,
+            others=others,
+            disk=disk,
+        )
         write_durably(
             aside, encode(header, kept, seal=True), disk=disk, what="seal", with_it=[data]
         )
@@ -203,7 +207,7 @@ class FenceEvidence:
     """What a volume has of a fenced block; it never changes again.
 
     ``acknowledged`` is what readers could see here; ``lost`` and ``lost_durable`` are the lengths
-    before a bad record, if valid records follow it.
+    before a bad record, if valid records follow it. ``slots`` are all positions, bad ones too.
     """
 
     volume: str
@@ -215,6 +219,8 @@ class FenceEvidence:
     durable: int = 0
     lost: int = 0
     lost_durable: int = 0
+    boot_id: bytes = b""
+    slots: tuple[BlockRecord | None, ...] = ()
 
     @property
     def length(self) -> int:
@@ -321,6 +327,8 @@ def evidence_of(volume: Volume, parsed: ParsedRecords | None) -> FenceEvidence:
         durable=parsed.durable,
         lost=parsed.lost_end,
         lost_durable=parsed.lost_durable,
+        boot_id=header.boot_id if header else b"",
+        slots=parsed.slots,
     )
 
 

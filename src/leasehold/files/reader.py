@@ -267,10 +267,11 @@ def _after_restart(block: Block, volumes: Sequence[Volume], *, disk: Disk) -> in
     if {answer.volume for answer in answers} < set(block.volumes):
         return durable  # one that is missing may have less, but not less than this
     sound = (ReplicaCondition.SEALED, ReplicaCondition.WHOLE, ReplicaCondition.CUT)
-    return min(
+    shortest = min(
         (answer.length for answer in answers if answer.length and answer.condition in sound),
         default=0,
     )
+    return max(shortest, durable)  # a shorter one is stale
 
 
 def _header_faults(block: Block, front: bytes) -> list[str]:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import logging
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from leasehold.core.block_agreement import agree
 from leasehold.errors import RecoveryInProgress, VolumeUnusable
 from leasehold.files import fence as sealing
+from leasehold.files.block_pieces import merge_records, missing_bytes
 from leasehold.files.fence import Superseded, examine, fence
 from leasehold.files.model import SealedBlock
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from leasehold.core.block_agreement import ReplicaAnswer
+    from leasehold.files.block_meta import BlockRecord
     from leasehold.files.disk import Disk
     from leasehold.files.fence import FenceEvidence
     from leasehold.files.journal import Journal
@@ -29,6 +31,10 @@ if TYPE_CHECKING:
     from leasehold.files.volumes import Volumes
 
 log = logging.getLogger("leasehold.files")
+
+# A volume that needs more of the block than this is left out: copies that are missing as a whole
+# are not made again while others wait for the file.
+_MAX_COPIED_BYTES: Final = 16 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,20 +80,19 @@ def run_recovery(
         )
 
     report(f"asking {len(block.volumes)} volumes")
-    evidence, answers, read = _fence_replicas(recovery, block, context)
-    report("agreeing on the length", read)
-    agreement = agree(block.volumes, answers, accept_loss=accept_loss)
-    if not agreement.length:
-        status = context.journal.commit_recovery(recovery, None)
-    else:
-        report(f"sealing at {agreement.length:,} bytes", read)
-        source = evidence[agreement.volumes[0]]
-        sealed = _seal_replicas(
-            recovery, block, agreement.length, agreement.volumes, source, context
-        )
-        status = context.journal.commit_recovery(recovery, sealed)
-    _tidy_replicas(recovery, block, agreement.length, agreement.volumes, context)
-    report("closed", read)
+    found = _fence_replicas(recovery, block, context)
+    report("agreeing on the length", found.bytes_read)
+    agreement = agree(
+        block.volumes, found.answers, together=found.together, accept_loss=accept_loss
+    )
+    sealed = None
+    if agreement.length:
+        report(f"sealing at {agreement.length:,} bytes", found.bytes_read)
+        sealed = _seal_replicas(recovery, block, agreement.length, found, context)
+    status = context.journal.commit_recovery(recovery, sealed, lost_bytes=agreement.lost)
+    if sealed is not None:
+        _tidy_replicas(recovery, block, sealed, context)
+    report("closed", found.bytes_read)
     log.info(
         "recovered %s at %d bytes (epoch %d, was held by %s)",
         status.path,
@@ -95,53 +100,99 @@ def run_recovery(
         recovery.id,
         recovery.was_held_by or "nobody",
     )
+    if agreement.lost:
+        log.error(
+            "%s: %d bytes after byte %d had been acknowledged and are lost: no volume has them. "
+            "Restore them from elsewhere",
+            status.path,
+            agreement.lost,
+            status.length,
+        )
     return status
 
 
-def _fence_replicas(
-    recovery: FileRecovery, block: Block, context: RecoveryContext
-) -> tuple[Mapping[str, FenceEvidence], Mapping[str, ReplicaAnswer], int]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _FencedBlock:
+    """What the volumes that answered have of a block: each by itself, and all together."""
+
+    evidence: Mapping[str, FenceEvidence]
+    answers: Mapping[str, ReplicaAnswer]
+    records: tuple[BlockRecord, ...]
+
+    @property
+    def bytes_read(self) -> int:
+        return sum(answer.bytes_read for answer in self.answers.values())
+
+    @property
+    def together(self) -> int:
+        """The length up to which each piece is sound on one volume or another."""
+        end = 0
+        for position, record in enumerate(self.records):
+            if not any(position in answer.pieces for answer in self.answers.values()):
+                break
+            end = record.end
+        return end
+
+    def trusted(self, volume_id: str) -> frozenset[int]:
+        """Return the pieces that are sound on a volume and were synced there."""
+        answer = self.answers[volume_id]
+        return frozenset(
+            position for position in answer.pieces if self.records[position].end <= answer.durable
+        )
+
+
+def _fence_replicas(recovery: FileRecovery, block: Block, context: RecoveryContext) -> _FencedBlock:
     """Fence and examine every replica; skip volumes that do not answer."""
     evidence: dict[str, FenceEvidence] = {}
-    answers: dict[str, ReplicaAnswer] = {}
-    read = 0
     for volume_id in block.volumes:
         try:
             volume = context.volumes.usable(volume_id)
-            found = fence(volume, block, recovery.id, disk=context.disk)
-            answer = examine(volume, block, found, disk=context.disk)
+            evidence[volume_id] = fence(volume, block, recovery.id, disk=context.disk)
         except Superseded as error:
             raise _overtaken(recovery, context, error) from error
         except (OSError, VolumeUnusable) as error:
             log.warning("%s: volume %s does not answer: %s", recovery.path, volume_id, error)
-            continue
-        evidence[volume_id], answers[volume_id] = found, answer
-        read += answer.bytes_read
-    return evidence, answers, read
+    records = merge_records(each.slots for each in evidence.values())
+    answers: dict[str, ReplicaAnswer] = {}
+    for volume_id, found in evidence.items():
+        try:
+            answers[volume_id] = examine(
+                context.volumes.get(volume_id),
+                block,
+                found,
+                disk=context.disk,
+                boot_id=context.boot_id,
+                merged=records,
+            )
+        except OSError as error:
+            log.warning("%s: volume %s does not answer: %s", recovery.path, volume_id, error)
+    return _FencedBlock(evidence=evidence, answers=answers, records=records)
 
 
 def _seal_replicas(
     recovery: FileRecovery,
     block: Block,
     length: int,
-    volume_ids: tuple[str, ...],
-    source: FenceEvidence,
+    found: _FencedBlock,
     context: RecoveryContext,
 ) -> SealedBlock:
-    """Give each volume that takes part the same records and the seal; one is enough."""
+    """Give each volume that takes part the same bytes, records and seal; one is enough."""
     done: list[str] = []
     errors: list[str] = []
     checksum = 0
-    for volume_id in volume_ids:
+    others = [context.volumes.get(each) for each in found.answers]
+    for volume_id in _to_seal(length, found):
         try:
             checksum = sealing.seal(
                 context.volumes.usable(volume_id),
                 block,
                 recovery.id,
-                source.records,
+                found.records,
                 length,
                 boot_id=context.boot_id,
                 disk=context.disk,
+                trusted=found.trusted(volume_id),
+                others=[each for each in others if each.id != volume_id],
             )
         except Superseded as error:
             raise _overtaken(recovery, context, error) from error
@@ -157,6 +208,17 @@ def _seal_replicas(
     return SealedBlock(block_id=block.id, length=length, checksum=checksum, volumes=tuple(done))
 
 
+def _to_seal(length: int, found: _FencedBlock) -> list[str]:
+    """Return the volumes that get the end of the block: those that do not need too much of it."""
+    records = [record for record in found.records if record.end <= length]
+    missing = {
+        volume_id: missing_bytes(records, answer.pieces)
+        for volume_id, answer in found.answers.items()
+        if found.evidence[volume_id].present
+    }
+    return [each for each in missing if missing[each] <= _MAX_COPIED_BYTES] or list(missing)
+
+
 def _overtaken(
     recovery: FileRecovery, context: RecoveryContext, error: Superseded
 ) -> RecoveryInProgress:
@@ -169,14 +231,10 @@ def _overtaken(
 
 
 def _tidy_replicas(
-    recovery: FileRecovery,
-    block: Block,
-    length: int,
-    volume_ids: tuple[str, ...],
-    context: RecoveryContext,
+    recovery: FileRecovery, block: Block, sealed: SealedBlock, context: RecoveryContext
 ) -> None:
     """Remove what is no longer needed. A failure here only wastes space."""
-    for volume_id in volume_ids:
+    for volume_id in sealed.volumes:
         with suppress(OSError, VolumeUnusable):
             volume = context.volumes.usable(volume_id)
-            sealing.tidy(volume, block, recovery.id, length, disk=context.disk)
+            sealing.tidy(volume, block, recovery.id, sealed.length, disk=context.disk)

@@ -7,6 +7,7 @@ Each takes a ``Disk`` and is one, so they can be stacked:
 * ``KillingDisk`` calls your function at one of these points
 * ``FailingDisk`` lets volumes fail, be full or read-only, and recover
 * ``PowerCutDisk`` loses what was not synced, as a power cut does
+* ``FailedSyncDisk`` reports a failed sync once, as a kernel does, and loses what it was about
 
 In ``PowerCutDisk`` contents are kept once ``sync`` has returned, names once ``sync_directory`` has.
 Of everything else a cut keeps any part, at random: some writes and not others, half of one, zeros
@@ -274,6 +275,46 @@ class PowerCutDisk(PassingDisk):
                         folder.now[each.name] = _Inode(safe=each.read_bytes())
             folder.settle()
         return folder, name
+
+
+class FailedSyncDisk(PowerCutDisk):
+    """Lets syncs fail as a kernel does: the error is reported once, and the bytes are lost.
+
+    After a failed sync the bytes can still be read, since they are in the page cache. The next
+    sync of the file returns without an error, though they never reach the disk. Only writing
+    them again helps. ``remount`` shows what is on the disk.
+    """
+
+    def __init__(self, disk: Disk) -> None:
+        super().__init__(disk)
+        self._failing: dict[str, int] = {}
+
+    def fail_syncs(self, root: Path | str, times: int = 1) -> None:
+        """Let the next ``times`` syncs of files below a directory fail."""
+        self._failing[os.fspath(root)] = times
+
+    def remount(self) -> None:
+        """Forget the page cache: every file has what was synced. Names are kept."""
+        for directory, folder in self._folders.items():
+            for name, file in folder.now.items():
+                (Path(directory) / name).write_bytes(file.safe)
+        self._files.clear()
+        self._folders.clear()
+
+    def sync(self, fds: Sequence[int], *, what: str) -> Mapping[int, OSError]:
+        """Sync the files; return those that failed."""
+        failed: dict[int, OSError] = {}
+        for fd in fds:
+            path = self.paths[fd]
+            for root, left in self._failing.items():
+                if left and path.startswith(f"{root}/"):
+                    self._files[fd].waiting.clear()
+                    failed[fd] = OSError(errno.EIO, os.strerror(errno.EIO), path)
+        for root in self._failing:
+            if any(self.paths[fd].startswith(f"{root}/") for fd in failed):
+                self._failing[root] -= 1
+        good = [fd for fd in fds if fd not in failed]
+        return failed | dict(super().sync(good, what=what) if good else {})
 
 
 def _changed(names: Names, parts: Sequence[tuple[str, _Inode | None]]) -> None:

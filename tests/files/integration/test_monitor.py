@@ -53,9 +53,9 @@ def _recovers(monkeypatch: pytest.MonkeyPatch, files: Namespace, act: Callable[[
     journal = files._context.journal
     commit = journal.commit_recovery
 
-    def committed(*args: object) -> object:
+    def committed(*args: object, **lost: object) -> object:
         act()
-        return commit(*args)  # type: ignore[arg-type]
+        return commit(*args, **lost)  # type: ignore[arg-type]
 
     monkeypatch.setattr(journal, "commit_recovery", committed)
 

@@ -193,3 +193,121 @@ def test_what_was_acknowledged_is_never_lost(
     assert found.length >= acknowledged
     assert all(answers[volume].length >= found.length for volume in found.volumes)
     assert bool(found.volumes) == bool(found.length)
+
+
+def knows(
+    volume: str,
+    condition: ReplicaCondition,
+    length: int,
+    *,
+    acknowledged: int = 0,
+    durable: int = 0,
+) -> ReplicaAnswer:
+    return ReplicaAnswer(
+        volume=volume,
+        condition=condition,
+        length=length,
+        checksum=length,
+        acknowledged=acknowledged,
+        durable=durable,
+    )
+
+
+@pytest.mark.spec("F8")
+def test_a_stale_copy_does_not_shorten_what_others_know_to_be_acknowledged() -> None:
+    stale = knows("a", WHOLE, 2, acknowledged=2)
+    others = (knows("b", WHOLE, 9, acknowledged=8), knows("c", WHOLE, 8, acknowledged=8))
+    assert decide(stale, *others) == at(8, "b", "c")
+
+
+@pytest.mark.spec("F8")
+def test_a_durable_mark_is_a_lower_bound_too() -> None:
+    stale = knows("a", WHOLE, 2, acknowledged=2)
+    assert decide(stale, knows("b", WHOLE, 9, acknowledged=7, durable=7)) == at(9, "b")
+
+
+@pytest.mark.spec("F8")
+def test_pieces_of_several_copies_decide_where_no_copy_has_all() -> None:
+    answers = {
+        "a": knows("a", CUT, 8, acknowledged=9, durable=8),
+        "b": knows("b", DAMAGED, 2, acknowledged=9, durable=8),
+    }
+    assert agree(["a", "b"], answers, together=9) == at(9)
+    assert agree(["a", "b"], answers, together=8) == Agreement(length=8, volumes=("a",), lost=1)
+    with pytest.raises(TailUncertain, match="no answer from c"):
+        agree(["a", "b", "c"], answers, together=9)
+
+
+@pytest.mark.spec("F8")
+def test_what_is_missing_below_the_durable_mark_is_left_to_an_operator() -> None:
+    answers = {"a": knows("a", DAMAGED, 2, acknowledged=9, durable=8)}
+    with pytest.raises(TailUncertain, match="damaged on a"):
+        agree(["a"], answers, together=5)
+    accepted = agree(["a"], answers, together=5, accept_loss=True)
+    assert accepted == Agreement(length=5, volumes=(), lost=4)
+
+
+@st.composite
+def stale_life(draw: st.DrawFn) -> tuple[int, int, dict[str, ReplicaAnswer], int]:
+    """A block of 9 pieces in which each copy may be stale, cut, or damaged anywhere.
+
+    Returns what was acknowledged, what was durable, the answers, and how far the pieces of all
+    copies reach together.
+    """
+    acknowledged = draw(st.integers(1, 9))
+    durable = draw(st.integers(0, acknowledged))
+    members = ["a", "b", "c"][: draw(st.integers(1, 3))]
+    answers, everything = {}, set[int]()
+    for member in members:
+        written = draw(st.integers(acknowledged, 9))
+        pieces = set(range(written))
+        own_acknowledged, own_durable = acknowledged, durable
+        kind = draw(st.sampled_from(["sound", "stale", "cut", "damaged"]))
+        if kind == "stale":  # an old snapshot: it knows no more than it has
+            own_acknowledged = draw(st.integers(0, acknowledged))
+            pieces = set(range(draw(st.integers(own_acknowledged, acknowledged))))
+            written, own_durable = len(pieces), min(durable, own_acknowledged)
+        elif kind == "cut":
+            pieces = set(range(draw(st.integers(durable, written))))
+        elif kind == "damaged":
+            pieces -= draw(st.sets(st.integers(0, 8)))
+        prefix = next(each for each in range(10) if each not in pieces)
+        if prefix < own_durable:
+            condition = DAMAGED
+        elif prefix < max(written, own_acknowledged):
+            condition = CUT
+        else:
+            condition = WHOLE if prefix else EMPTY
+        everything |= pieces
+        answers[member] = ReplicaAnswer(
+            volume=member,
+            condition=condition,
+            length=prefix,
+            checksum=prefix,
+            acknowledged=own_acknowledged,
+            durable=own_durable,
+            pieces=frozenset(pieces),
+        )
+    return acknowledged, durable, answers, next(e for e in range(10) if e not in everything)
+
+
+@pytest.mark.spec("F8")
+@given(stale_life(), st.booleans())
+def test_every_acknowledged_piece_that_a_copy_has_is_kept_and_every_loss_is_counted(
+    lived: tuple[int, int, dict[str, ReplicaAnswer], int], accept_loss: bool
+) -> None:
+    acknowledged, durable, answers, together = lived
+    known = max(each.acknowledged for each in answers.values())
+    try:
+        found = agree(list(answers), answers, together=together, accept_loss=accept_loss)
+    except TailUncertain:
+        assert not accept_loss
+        assert together < max(each.durable for each in answers.values())
+        return
+    assert found.length <= together
+    assert found.length >= min(together, known)
+    assert found.lost == max(0, known - found.length)
+    if any(each.acknowledged == acknowledged for each in answers.values()):
+        assert found.length >= min(together, acknowledged)
+        if not accept_loss and any(each.durable == durable for each in answers.values()):
+            assert found.length >= durable

@@ -245,9 +245,25 @@ class Journal:
             lambda work: steps.begin_recovery(work, check_path(path), holder, reason, ticket),
         )
 
-    def commit_recovery(self, recovery: FileRecovery, sealed: SealedBlock | None) -> FileStatus:
-        """Close the file with the end that was found; without a seal the open block is dropped."""
-        return self._group.run("recovered", lambda work: steps.commit(work, recovery, sealed))
+    def commit_recovery(
+        self,
+        recovery: FileRecovery,
+        sealed: SealedBlock | None,
+        *,
+        lost_bytes: int = 0,
+        lost_detail: str = "",
+    ) -> FileStatus:
+        """Close the file with the end that was found; without a seal the open block is dropped.
+
+        ``lost_bytes`` of what followed had been acknowledged: the loss is kept with the file, and
+        ``lost_detail`` in its history.
+        """
+        return self._group.run(
+            "recovered",
+            lambda work: steps.commit(
+                work, recovery, sealed, lost_bytes=lost_bytes, lost_detail=lost_detail
+            ),
+        )
 
     def fail_recovery(self, recovery: FileRecovery, *, trouble: str, pause_s: float) -> None:
         """End the attempt; the next one is due after ``pause_s``."""

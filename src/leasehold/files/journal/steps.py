@@ -663,8 +663,18 @@ def _check_may_begin(
         raise rows.held(row, by=holder, now=work.now, limit_s=limit_s)
 
 
-def commit(work: JournalWork, recovery: FileRecovery, sealed: SealedBlock | None) -> FileStatus:
-    """Close the file with the end that recovery found; without a seal the tail is dropped."""
+def commit(
+    work: JournalWork,
+    recovery: FileRecovery,
+    sealed: SealedBlock | None,
+    *,
+    lost_bytes: int = 0,
+    lost_detail: str = "",
+) -> FileStatus:
+    """Close the file with the end that recovery found; without a seal the tail is dropped.
+
+    ``lost_bytes`` of what followed had been acknowledged.
+    """
     held = _current(work, recovery)
     if held is None:
         return _file(work, recovery).row.status(work.now)
@@ -673,6 +683,10 @@ def commit(work: JournalWork, recovery: FileRecovery, sealed: SealedBlock | None
         raise UsageError(f"{recovery.path} has no open block that could be sealed")
     dropped = held.block is not None and tail is None
     step = "tail dropped" if dropped else "recovered"
+    if lost_bytes:
+        end = held.row.length + (0 if tail is None else tail.length)
+        detail = f"{lost_bytes} acknowledged bytes from byte {end} on"
+        _note_write(work, "lost", held, f"{detail}; {lost_detail}" if lost_detail else detail)
     return close(work, held, held.block, tail, generation=recovery.id, step=step)
 
 
