@@ -339,7 +339,7 @@ def _opened(store: str | None) -> Iterator[Namespace]:
     """Open the namespace without a monitor, which would recover files unasked."""
     url = store_url(store)
     opening = leasehold.files.Namespace.open
-    with command_hints(), opening(url, name="cli", run_monitor=False) as files:
+    with command_hints(), opening(url, name="cli", run_monitor=False, create=False) as files:
         yield files
 
 

@@ -345,7 +345,7 @@ def _say_removed(segments: int, events: int, size_bytes: int, *, execute: bool) 
 
 def _groups_with_checkpoints(stream: str, store: str | None) -> dict[str, int]:
     """Return how many checkpoints each group has in the stream."""
-    with closing(Catalog.open(store_url(store), clock=SystemClock())) as catalog:
+    with closing(Catalog.open(store_url(store), clock=SystemClock(), create=False)) as catalog:
         counts = Counter(group for _, group, _ in catalog.positions(stream))
     return dict(sorted(counts.items()))
 

@@ -52,9 +52,10 @@ Stream = Annotated[str, typer.Argument(metavar="STREAM", help="The name of the s
 def opened(store: str | None, *, make: bool = False, volumes: Sequence[Path] = ()) -> Iterator[Log]:
     """Open the log without a monitor, which would recover files unasked."""
     url, options = store_url(store, make=make), leasehold.log.LogOptions(run_monitor=False)
+    opening = leasehold.log.Log.open
     with (
         command_hints(),
-        leasehold.log.Log.open(url, volumes=volumes, name="cli", options=options) as log,
+        opening(url, volumes=volumes, name="cli", options=options, create=make) as log,
     ):
         yield log
 

@@ -262,6 +262,7 @@ class Namespace:
         address: str = "",
         options: FileOptions | None = None,
         run_monitor: bool = True,
+        create: bool = True,
         clock: Clock | None = None,
         disk: Disk | None = None,
         hook: Callable[[str, str], None] | None = None,
@@ -271,20 +272,21 @@ class Namespace:
         ``volumes`` are directories to keep blocks in, usually one for each disk. They are
         remembered: later calls need not name them. ``name`` begins the id of this holder.
         ``address`` is shown to processes that find a file held by this one. ``hook`` is called
-        around each commit of the journal, for tests.
+        around each commit of the journal, for tests. Without ``create`` the database must be a
+        store of this version: nothing is created or upgraded in it.
 
         Raises:
             InvalidUrl: the URL names no database that can keep files.
             StoreUnavailable: there is no answer.
             StoreUnusable: the store cannot be used.
             VolumeUnusable: a directory is no volume of this namespace and not empty.
-            UsageError: there is no volume.
+            UsageError: there is no volume, or without ``create`` no store yet.
         """
         options = options or FileOptions()
         clock = clock or SystemClock()
         helpers = None if disk else ThreadPoolExecutor(_SYNC_THREADS, "leasehold-sync")
         disk = disk or SystemDisk(helpers)
-        journal = Journal.open(url, limits=options.limits, clock=clock, hook=hook)
+        journal = Journal.open(url, limits=options.limits, clock=clock, hook=hook, create=create)
         try:
             found = Volumes.opened(journal, volumes, disk=disk, clock=clock, new_id=new_suffix)
             _check_replication(options, len(found))

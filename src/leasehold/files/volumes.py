@@ -218,7 +218,13 @@ class Volumes:
         new_id: Callable[[], str],
     ) -> Volumes:
         """Open the volumes of the journal and those at ``roots``, made and registered if new."""
-        namespace, known = journal.namespace_id(new_id=new_id()), journal.volumes()
+        known = journal.volumes()
+        if not known and not roots:
+            raise UsageError(
+                f"{journal.url} has no volumes yet: name one or more directories to keep files in, "
+                "or make a stream of the log with `leasehold log create NAME --volume DIR`"
+            )
+        namespace = journal.namespace_id(new_id=new_id())
         at_path = {path: id_ for id_, path in known.items()}
         for root in roots:
             path = str(Path(root).absolute())
@@ -226,11 +232,6 @@ class Volumes:
                 volume_id = _volume_id_at(path, disk=disk, namespace=namespace, new_id=new_id)
                 journal.register_volume(volume_id, path)
                 known[volume_id] = path
-        if not known:
-            raise UsageError(
-                f"{journal.url} has no volumes yet: name one or more directories to keep files in, "
-                "or make a stream of the log with `leasehold log create NAME --volume DIR`"
-            )
 
         def listed() -> list[Volume]:
             now = journal.volumes().items()

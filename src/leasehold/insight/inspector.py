@@ -1,7 +1,7 @@
 """Open the store that a command inspects, and its log, if there is one.
 
 A store need not have a log, and a stream need not be in it: then only heads and lags are not known.
-Nothing is claimed, recovered or created, except the tables that a log begins with.
+Nothing is claimed, recovered, created or upgraded.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Inspector:
     def _opened(self) -> Log | None:
         try:
             options = leasehold.log.LogOptions(run_monitor=False)
-            return leasehold.log.Log.open(self._url, name="look", options=options)
+            return leasehold.log.Log.open(self._url, name="look", options=options, create=False)
         except UsageError:
             return None  # no database that can keep a log, or one without a volume
         except (StoreUnusable, VolumeUnusable) as error:
@@ -100,14 +100,16 @@ class Inspector:
 
 @asynccontextmanager
 async def open_inspector(url: str, *, clock: Clock | None = None) -> AsyncIterator[Inspector]:
-    """Open the store that ``url`` names, to read it.
+    """Open the store that ``url`` names, to read it. Creates and upgrades nothing.
 
     Raises:
         InvalidUrl: the URL names no store.
-        StoreUnavailable, StoreUnusable: it does not answer, or cannot serve.
+        UsageError: there is no store yet.
+        StoreUnavailable: it does not answer.
+        StoreUnusable: it cannot serve, or has the schema of another version.
     """
     clock = clock or SystemClock()
-    async with open_store(url, clock=clock) as store:
+    async with open_store(url, clock=clock, create=False) as store:
         inspector = Inspector(store, url=url, clock=clock)
         try:
             yield inspector

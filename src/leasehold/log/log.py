@@ -107,25 +107,27 @@ class Log:
         volumes: Sequence[Path | str] = (),
         name: str = "log",
         options: LogOptions | None = None,
+        create: bool = True,
         clock: Clock | None = None,
         disk: Disk | None = None,
     ) -> Log:
         """Open the log in the database that ``url`` names, its segments on ``volumes``.
 
-        The volumes are remembered: later calls need not name them.
+        The volumes are remembered: later calls need not name them. Without ``create`` the database
+        must be a store of this version: nothing is created or upgraded in it.
 
         Raises:
             InvalidUrl: the URL names no database that can keep a log.
             StoreUnavailable: there is no answer.
             StoreUnusable: the store cannot be used, or the socket cannot be created.
             VolumeUnusable: a directory is no volume of this namespace and not empty.
-            UsageError: there is no volume.
+            UsageError: there is no volume, or without ``create`` no store yet.
         """
         options, clock = options or LogOptions(), clock or SystemClock()
         address = address_in(options.socket_directory, name=new_suffix())
         syncs = ThreadPoolExecutor(_SYNC_THREADS, "leasehold-sync")  # starts none until it must
         with ExitStack() as undo:
-            catalog = Catalog.open(url, clock=clock)
+            catalog = Catalog.open(url, clock=clock, create=create)
             undo.callback(catalog.close)
             files = Namespace.open(
                 url,
@@ -134,6 +136,7 @@ class Log:
                 address=address,
                 options=options.files,
                 run_monitor=options.run_monitor,
+                create=create,
                 clock=clock,
                 disk=disk or SystemDisk(syncs),
             )

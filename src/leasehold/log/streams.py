@@ -244,9 +244,11 @@ class Catalog:
         self._database = database
 
     @classmethod
-    def open(cls, url: str, *, clock: Clock) -> Self:
-        """Open the catalog in the database that ``url`` names."""
-        return cls(open_blocking(url, queries=_queries(), clock=clock, guard="guard"))
+    def open(cls, url: str, *, clock: Clock, create: bool = True) -> Self:
+        """Open the catalog in the database that ``url`` names; see ``open_blocking``."""
+        return cls(
+            open_blocking(url, queries=_queries(), clock=clock, guard="guard", create=create)
+        )
 
     def create(self, stream: str, settings: StreamSettings) -> StreamInfo:
         """Create a stream. Safe to repeat with the same settings."""

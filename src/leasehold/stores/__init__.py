@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from leasehold.stores.postgres.transactions import Transactions
 
-Opener = Callable[[str, Clock], Awaitable[Store]]
+Opener = Callable[..., Awaitable[Store]]
 
 _MODULES = {
     "memory": "leasehold.stores.memory",
@@ -51,15 +51,21 @@ _EXAMPLES = (
 
 
 @asynccontextmanager
-async def open_store(url: str, *, clock: Clock | None = None) -> AsyncIterator[Store]:
-    """Open the store that ``url`` names, made or brought up to date where needed.
+async def open_store(
+    url: str, *, clock: Clock | None = None, create: bool = True
+) -> AsyncIterator[Store]:
+    """Open the store that ``url`` names, created or brought up to date where needed.
+
+    Without ``create`` nothing is created and no schema is changed: for commands that read.
 
     Raises:
         InvalidUrl: the URL names no store; the message says what to write instead.
+        UsageError: there is no store yet, without ``create``.
         StoreUnavailable: there is no answer.
-        StoreUnusable: it can not serve: read-only, full, damaged, or of a newer version.
+        StoreUnusable: it can not serve: read-only, full, damaged, or of a newer version; without
+            ``create`` also of an older one.
     """
-    store = await _connected(url, clock)
+    store = await _connected(url, clock, create=create)
     try:
         yield store
     finally:
@@ -90,10 +96,10 @@ def open_transactions(
     return made
 
 
-async def _connected(url: object, clock: Clock | None) -> Store:
+async def _connected(url: object, clock: Clock | None, *, create: bool) -> Store:
     scheme = _scheme(url)
     opener: Opener = _loaded(_MODULES[scheme], scheme).open_url
-    return await opener(str(url), clock or SystemClock())
+    return await opener(str(url), clock or SystemClock(), create=create)
 
 
 def _scheme(url: object) -> str:

@@ -117,15 +117,16 @@ class BlockingDatabase(Protocol):
 
 
 def open_blocking(
-    url: str, *, queries: Mapping[str, str], clock: Clock, guard: str | None
+    url: str, *, queries: Mapping[str, str], clock: Clock, guard: str | None, create: bool = True
 ) -> BlockingDatabase:
-    """Open the database that ``url`` names, made or brought up to date where needed.
+    """Open the database that ``url`` names; with ``create``, made or brought up to date.
 
     ``guard`` names the query that takes the write lock on PostgreSQL, by the lock of a row. SQLite
     has a write lock of its own, and ``clock`` is the store's clock there.
 
     Raises:
         InvalidUrl: the URL names no such database; the message says what to write instead.
+        UsageError: there is no store in it yet, without ``create``.
         StoreUnavailable: there is no answer.
         StoreUnusable: it can not serve: read-only, full, damaged, or of a newer version.
     """
@@ -149,7 +150,9 @@ def open_blocking(
             f"the {scheme} store needs the package {error.name!r}: "
             "pip install 'leasehold[postgres]'"
         ) from error
-    opened: BlockingDatabase = module.open_url(url, queries=queries, clock=clock, guard=guard)
+    opened: BlockingDatabase = module.open_url(
+        url, queries=queries, clock=clock, guard=guard, create=create
+    )
     return opened
 
 
@@ -239,12 +242,13 @@ def open_url(
     queries: Mapping[str, str],
     clock: Clock,
     guard: str | None,  # noqa: ARG001 - SQLite has a write lock of its own
+    create: bool = True,
 ) -> BlockingSqlite:
     """Open the database that the URL names; ``open_blocking`` calls this."""
     path = Path(path_of(url))
     check_path(path)
     boot_id = machine_boot_id()
-    writer = ready_database(path, clock, boot_id, BUSY_LIMIT_S)
+    writer = ready_database(path, clock, boot_id, BUSY_LIMIT_S, create=create)
     try:
         reader = Database(path, busy_limit_s=BUSY_LIMIT_S)
     except BaseException:

@@ -245,22 +245,26 @@ def open_url(
     queries: Mapping[str, str],
     clock: Clock,  # noqa: ARG001 - the server's clock decides
     guard: str | None,
+    create: bool = True,
 ) -> BlockingPostgres:
     """Open the database that the URL names; ``open_blocking`` calls this."""
-    _bring_up_to_date(url)
+    _prepare(url, create=create)
     return BlockingPostgres(DatabaseAddress.of(url), queries, guard)
 
 
-def _bring_up_to_date(url: str) -> None:
-    """Migrate as the store does, in a thread: the caller may be inside an event loop."""
+def _prepare(url: str, *, create: bool) -> None:
+    """Migrate, or check without ``create``, as the store does.
+
+    In a thread: the caller may be inside an event loop.
+    """
     failed: list[BaseException] = []
 
-    async def migrated() -> None:
-        await (await postgres.open_url(url, SystemClock())).close()
+    async def opened() -> None:
+        await (await postgres.open_url(url, SystemClock(), create=create)).close()
 
     def run() -> None:
         try:
-            anyio.run(migrated)
+            anyio.run(opened)
         except BaseException as error:  # noqa: BLE001 - raised again by the thread that asked
             failed.append(error)
 

@@ -177,7 +177,7 @@ class MemoryStore:
             return step(self.registry, self._clock.boottime_s(), self._clock.utc_now())
 
 
-async def open_url(url: str, clock: Clock) -> MemoryStore:
+async def open_url(url: str, clock: Clock, *, create: bool = True) -> MemoryStore:  # noqa: ARG001 - always new
     """A new, empty store: two calls give two stores.
 
     Raises:

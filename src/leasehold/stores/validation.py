@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from leasehold.core.lease_timing import MAX_LEASE_S, MIN_LEASE_S
-from leasehold.errors import InvalidName, LeaseLost, UnknownResource, UsageError
+from leasehold.errors import InvalidName, LeaseLost, StoreUnusable, UnknownResource, UsageError
 from leasehold.model import EndReason, Lease, Note, Position
 from leasehold.names import check_group, check_key, check_name, seconds_of
 
@@ -126,6 +126,24 @@ def lost_lease(holder: str, reason: str) -> LeaseLost:
         "under a new holder id",
         key=holder,
         reason=reason,
+    )
+
+
+def no_store_yet(where: str) -> UsageError:
+    """Return the error for a place without a store, opened by a caller that may not create one."""
+    return UsageError(
+        f"there is no store at {where} yet: check the URL. A program that writes creates it, such "
+        "as `leasehold log create`, `leasehold process`, `leasehold run` or `leasehold worker`"
+    )
+
+
+def older_schema(where: str, *, found: int, needed: int) -> StoreUnusable:
+    """Return the error for an older schema, opened by a caller that may not upgrade it."""
+    return StoreUnusable(
+        f"the store at {where} has the schema of an older Leasehold ({found}, this one needs "
+        f"{needed}), which a command that only reads does not change. Upgrade it by starting a "
+        "program of this version that writes, such as `leasehold log create`, `leasehold process`, "
+        "`leasehold run` or `leasehold worker`; or read it with the older version"
     )
 
 

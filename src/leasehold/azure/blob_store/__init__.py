@@ -40,12 +40,14 @@ if TYPE_CHECKING:
 __all__ = ["AzureBlobStore", "open_url"]
 
 
-async def open_url(url: str, clock: Clock) -> AzureBlobStore:
+async def open_url(url: str, clock: Clock, *, create: bool = True) -> AzureBlobStore:
     """Open the store that the URL names; ``address`` describes the URLs.
+
+    Without ``create`` a container that does not exist is not created.
 
     Raises:
         InvalidUrl: the URL cannot be used, or there is no credential.
         StoreUnavailable: the service does not answer.
         StoreUnusable: the service refuses access.
     """
-    return await AzureBlobStore.open(BlobAddress.of(url, os.environ), clock=clock)
+    return await AzureBlobStore.open(BlobAddress.of(url, os.environ), clock=clock, create=create)

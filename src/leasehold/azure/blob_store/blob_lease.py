@@ -207,7 +207,7 @@ async def open_blobs(
     )
     container = Container(address, http_client)
     try:
-        await _in_thread(container.create_if_missing)
+        await _in_thread(container.prepare)
         yield Blobs(container)
     finally:
         http_client.close()

@@ -9,6 +9,7 @@ from xml.etree import ElementTree as ET
 
 from leasehold.azure.blob_store.http import date_s
 from leasehold.errors import StoreUnusable
+from leasehold.stores.validation import no_store_yet
 
 if TYPE_CHECKING:
     import threading
@@ -58,8 +59,8 @@ class Container:
         self._address = address
         self._prefix = f"{address.prefix}/" if address.prefix else ""
 
-    def create_if_missing(self, cancelled: threading.Event) -> None:
-        """Create the container unless it exists."""
+    def prepare(self, cancelled: threading.Event, *, create: bool = True) -> None:
+        """Create the container unless it exists; without ``create``, require that it exists."""
         query = {"restype": "container", "comp": "list", "maxresults": "1"}
         path = self._address.path()
         if (
@@ -69,6 +70,8 @@ class Container:
             == OK
         ):
             return
+        if not create:
+            raise no_store_yet(self._address.url)
         response = self.http_client.request(
             "PUT", path, query={"restype": "container"}, retry=True, cancelled=cancelled
         )

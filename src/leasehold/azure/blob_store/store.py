@@ -78,8 +78,10 @@ class AzureBlobStore:
         self._threads = CapacityLimiter(_THREADS)
 
     @classmethod
-    async def open(cls, address: BlobAddress, *, clock: Clock) -> AzureBlobStore:
-        """Open the container, and create it if it does not exist.
+    async def open(
+        cls, address: BlobAddress, *, clock: Clock, create: bool = True
+    ) -> AzureBlobStore:
+        """Open the container; with ``create``, create it if it does not exist.
 
         Raises:
             InvalidUrl: there is no credential.
@@ -88,7 +90,7 @@ class AzureBlobStore:
         """
         store = cls(address, clock=clock)
         try:
-            await store._in_thread(store._container.create_if_missing)
+            await store._in_thread(partial(store._container.prepare, create=create))
         except BaseException:
             store.http_client.close()
             raise

@@ -71,14 +71,15 @@ class Journal:
         clock: Clock | None = None,
         hook: Callable[[str, str], None] | None = None,
         group_commit: bool = True,
+        create: bool = True,
     ) -> Journal:
-        """Open the journal in the store's database, made or brought up to date where needed.
+        """Open the journal in the store's database; with ``create``, made or brought up to date.
 
         ``hook`` is called with the name of each step that writes, and ``"before"`` or ``"after"``
         its commit. Without ``group_commit`` each step has its own commit.
         """
         database = open_blocking(
-            url, queries=_queries(), clock=clock or SystemClock(), guard="guard"
+            url, queries=_queries(), clock=clock or SystemClock(), guard="guard", create=create
         )
         max_steps = MAX_STEPS if group_commit else 1
         return cls(

@@ -146,7 +146,7 @@ def _unknown_group(url: str, stream: str, group: str) -> UnknownResource:
 
 async def _checkpoints(url: str, name: str) -> _Known:
     """Return the store's display URL, the epoch of each partition, and the checkpoints."""
-    async with open_store(url) as store:
+    async with open_store(url, create=False) as store:
         known = await store.resources(name)
         checkpoints = await store.checkpoints(name)
         epochs = {last_part(key): each.epoch for key, each in known.items()}
@@ -155,7 +155,7 @@ async def _checkpoints(url: str, name: str) -> _Known:
 
 async def _terms(url: str, keys: Iterable[str]) -> tuple[Term, ...]:
     """Return all terms that are kept, oldest first."""
-    async with open_store(url) as store:
+    async with open_store(url, create=False) as store:
         found = [term for key in keys for term in await store.history(key, limit=_MAX_TERMS)]
     return tuple(reversed(found))
 

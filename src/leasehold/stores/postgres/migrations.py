@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import psycopg
 
 from leasehold.errors import StoreUnusable
+from leasehold.stores.validation import no_store_yet, older_schema
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -65,6 +66,20 @@ async def missing(connections: Connections) -> Sequence[Migration]:
             f"(migration {done}, this one knows {known[-1].number}): upgrade this one"
         )
     return [step for step in known if step.number > done]
+
+
+def check_current(connections: Connections, steps: Sequence[Migration]) -> None:
+    """Refuse a database that lacks steps, because the caller may not change it.
+
+    Raises:
+        UsageError: there is no store in it.
+        StoreUnusable: its schema is that of an older version.
+    """
+    where, known = connections.address.url, migrations()
+    if len(steps) == len(known):
+        raise no_store_yet(where)
+    if steps:
+        raise older_schema(where, found=steps[0].number - 1, needed=known[-1].number)
 
 
 async def apply(connections: Connections, steps: Sequence[Migration]) -> None:

@@ -265,14 +265,19 @@ class PostgresStore:
         return await self._connections.ask(migrations.queries()[query], values)
 
 
-async def open_url(url: str, clock: Clock, *, patience: timedelta = _TIMEOUT) -> PostgresStore:
+async def open_url(
+    url: str, clock: Clock, *, patience: timedelta = _TIMEOUT, create: bool = True
+) -> PostgresStore:
     """Connect, and bring the schema up to date where it is not.
+
+    Without ``create`` no table is made and no schema changed.
 
     ``patience`` is how long a call may take in all, the repetitions after a broken connection
     included. Opening does not repeat: who starts a program wants to know at once.
 
     Raises:
         InvalidUrl: the URL can not be read.
+        UsageError: there is no store in the database yet, without ``create``.
         StoreUnavailable: there is no answer.
         StoreUnusable: read-only, full, without the needed rights, or made by a newer version.
     """
@@ -281,7 +286,9 @@ async def open_url(url: str, clock: Clock, *, patience: timedelta = _TIMEOUT) ->
     connections = Connections(address, clock, patience_s=patience_s, most=_MAX_CONNECTIONS)
     try:
         steps = await clock.bounded(migrations.missing(connections), seconds=patience_s)
-        if steps:
+        if not create:
+            migrations.check_current(connections, steps)
+        elif steps:
             await clock.bounded(migrations.apply(connections, steps), seconds=_MIGRATION_LIMIT_S)
     except (psycopg.Error, TimeoutError) as error:
         await connections.close()

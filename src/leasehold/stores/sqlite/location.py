@@ -9,6 +9,7 @@ from leasehold.clock import boot_id as this_boot
 from leasehold.errors import InvalidUrl, StoreUnusable
 from leasehold.stores.sqlite.database import Database
 from leasehold.stores.sqlite.migrations import prepare
+from leasehold.stores.validation import no_store_yet
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,16 +38,21 @@ def path_of(url: str) -> str:
     return path
 
 
-def ready_database(path: Path, clock: Clock, boot_id: str, busy_limit_s: float) -> Database:
-    """Open the file, made or brought up to date where needed.
+def ready_database(
+    path: Path, clock: Clock, boot_id: str, busy_limit_s: float, *, create: bool = True
+) -> Database:
+    """Open the file; with ``create``, made or brought up to date where needed.
 
     Raises:
+        UsageError: there is no such store yet, without ``create``.
         StoreUnavailable: other processes kept it locked for too long.
         StoreUnusable: it can not serve.
     """
+    if not create and not path.exists():
+        raise no_store_yet(str(path))
     database = Database(path, busy_limit_s=busy_limit_s)
     try:
-        prepare(database, clock=clock, boot_id=boot_id)
+        prepare(database, clock=clock, boot_id=boot_id, create=create)
     except BaseException:
         database.close()
         raise

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from leasehold.errors import StoreUnusable
+from leasehold.stores.validation import no_store_yet, older_schema
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -63,10 +64,14 @@ APPLICATION_ID = 0x4C454153
 _MIN_SQLITE = (3, 37)  # STRICT tables
 
 
-def prepare(database: Database, *, clock: Clock, boot_id: str) -> None:
+def prepare(database: Database, *, clock: Clock, boot_id: str, create: bool = True) -> None:
     """Leave the database ready for use. Any number of processes may do this at once.
 
+    Without ``create`` its schema is not touched. Only after a restart of the machine is something
+    written even then: all leases have ended.
+
     Raises:
+        UsageError: there is no store in it yet, without ``create``.
         StoreUnavailable: locked by others for too long.
         StoreUnusable: not ours, newer than we know, read-only, full or damaged; or SQLite too old.
     """
@@ -75,14 +80,18 @@ def prepare(database: Database, *, clock: Clock, boot_id: str) -> None:
             f"this Python has SQLite {sqlite3.sqlite_version}, and 3.37 or newer is needed"
         )
     # Looked at before it is touched: a database of somebody else is left as it is.
-    database.read(lambda tx: _schema_of(tx, database.path))
+    schema = database.read(lambda tx: _schema_of(tx, database.path))
+    if not create:
+        _check_current(schema, database.path)
     database.use_write_ahead_log()
 
     def ready(tx: Transaction) -> None:
-        _bring_up_to_date(tx, database.path)
+        if create:
+            _bring_up_to_date(tx, database.path)
         _begin_boot(tx, clock=clock, boot_id=boot_id)
 
-    database.write(ready)
+    if create or database.read(lambda tx: tx.meta())[1] != boot_id:
+        database.write(ready)
     database.keep_identity()
 
 
@@ -100,6 +109,13 @@ def _schema_of(tx: Transaction, path: Path) -> int:
             "upgrade this one"
         )
     return schema
+
+
+def _check_current(schema: int, path: Path) -> None:
+    if not schema:
+        raise no_store_yet(str(path))
+    if schema < max(migrations()):
+        raise older_schema(str(path), found=schema, needed=max(migrations()))
 
 
 def _bring_up_to_date(tx: Transaction, path: Path) -> None:

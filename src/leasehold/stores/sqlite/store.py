@@ -83,21 +83,23 @@ class SqliteStore:
         boot_id: str | None = None,
         busy_limit_s: float = BUSY_LIMIT_S,
         url: str | None = None,
+        create: bool = True,
     ) -> SqliteStore:
-        """Open the file, made or brought up to date where needed.
+        """Open the file; with ``create``, made or brought up to date where needed.
 
         ``boot_id`` names this start of the machine (by default the kernel's own name for it).
         ``busy_limit_s`` is how long a call waits for other processes in total.
 
         Raises:
             InvalidUrl: the path is that of a database in memory.
+            UsageError: there is no such store yet, without ``create``.
             StoreUnavailable: other processes kept it locked for too long.
             StoreUnusable: no such directory, read-only, full, damaged, newer, or not ours.
         """
         path = Path(path)
         check_path(path)
         boot_id = boot_id or machine_boot_id()
-        connected = partial(ready_database, path, clock, boot_id, busy_limit_s)
+        connected = partial(ready_database, path, clock, boot_id, busy_limit_s, create=create)
         database = await to_thread.run_sync(connected)
         url = url or f"sqlite:///{quote(str(path))}"
         return cls(database, url=url, clock=clock, boot_id=boot_id)
