@@ -65,7 +65,7 @@ def _pairs(service: Azurite, stack: ExitStack) -> tuple[_Pair, _Pair]:
     )
     stack.callback(http_client.close)
     container = Container(address, http_client)
-    container.create_if_missing(_NEVER)
+    container.prepare(_NEVER)
     etags = {
         name: container.put(name, b"", etag=None, metadata={}, cancelled=_NEVER) or ""
         for name in ("ours", "our-slip", "theirs", "their-slip")
