@@ -21,6 +21,7 @@
     ├── RecoveryInProgress        the file is being recovered by somebody else
     ├── TailUncertain             recovery cannot tell the file's end without losing something
     ├── VolumeUnusable            a volume, or all of them: gone, foreign, read-only, full, broken
+    │   └── VolumeNewer           a volume has blocks that this database does not know: it is older
     ├── DataDamaged               bytes that do not have the checksum they were written with
     ├── BufferFull                more was sent than may wait, and nothing could be stored in time
     ├── ResendUncertain           whether a repeated event was stored before is not remembered
@@ -190,6 +191,13 @@ class TailUncertain(LeaseholdError):
 
 class VolumeUnusable(LeaseholdError):
     """A volume cannot serve: gone, of another namespace, read-only, full, or broken."""
+
+
+class VolumeNewer(VolumeUnusable):
+    """A volume was written under a newer state of the database, as after a restored backup.
+
+    Nothing was written to the volume or removed from it.
+    """
 
 
 class DataDamaged(LeaseholdError):

@@ -267,7 +267,7 @@ def volumes(*, store: DatabaseUrl = None, form: Form = Output.TABLE) -> None:
             trouble = short = None
             free: int | None = None
             try:
-                volume.check()
+                files.check_volume(volume.id)
                 free = volume.free_bytes()
             except (LeaseholdError, OSError) as error:
                 trouble, short = str(error), _short(error)
@@ -281,6 +281,38 @@ def volumes(*, store: DatabaseUrl = None, form: Form = Output.TABLE) -> None:
                 }
             )
     print_rows(rows, form, _VOLUME_COLUMNS)
+
+
+@files_app.command("adopt", epilog="leasehold files adopt --execute")
+def adopt(
+    *,
+    execute: Annotated[
+        bool,
+        typer.Option("--execute", help="Apply it. Without it, only print the plan.", metavar=""),
+    ] = False,
+    store: DatabaseUrl = None,
+    form: Form = Output.TABLE,
+) -> None:
+    """Go on with an older database, such as a restored backup, under newer volumes.
+
+    Until then nothing is written to such volumes or removed from them. With --execute, new blocks
+    get numbers above all that were ever used. Blocks that only the newer database knew stay on the
+    volumes; no file has them. To keep them in use, restore the newer database instead.
+    """
+    with _opened(store) as files:
+        newer = files.newer_volumes()
+        rows: list[dict[str, object]] = [
+            {"id": volume.id, "path": volume.root, "newer": volume.id in newer}
+            for volume in files.volumes
+        ]
+        print_rows(rows, form, _ADOPT_COLUMNS)
+        if not newer:
+            err.print("no volume is newer than the database: there is nothing to adopt")
+        elif execute:
+            mark = files.adopt_volumes()
+            err.print(f"the next block is {mark.block + 1:#x}, the next epoch {mark.epoch + 1}")
+        else:
+            err.print(f"nothing was done: {next(iter(newer.values()))}")
 
 
 # --------------------------------------------------------------------------- parts
@@ -324,6 +356,11 @@ _BLOCK_COLUMNS = (
     Column(name="length", justify="right", shown=count_cell),
     Column(name="checksum"),
     Column(name="volumes", shown=_joined_cell, fold=True),
+)
+_ADOPT_COLUMNS = (
+    Column(name="id"),
+    Column(name="path"),
+    Column(name="newer", shown=lambda newer: "yes" if newer else "no"),
 )
 _VOLUME_COLUMNS = (
     Column(name="id"),

@@ -46,7 +46,7 @@ _CLOSED: Final = -1
 class OpenReplica:
     """The descriptors of one replica. Every method raises ``OSError`` if the volume fails."""
 
-    __slots__ = ("_disk", "_meta_path", "_records", "data", "directory", "id", "meta")
+    __slots__ = ("_disk", "_meta_path", "_records", "data", "directory", "id", "mark", "meta")
 
     def __init__(
         self, volume: Volume, *, block_id: int, generation: int, header: bytes, disk: Disk
@@ -57,9 +57,11 @@ class OpenReplica:
         self._disk = disk
         self._meta_path = volume.meta_path(block_id, generation)
         self._records = 0
-        self.data = _CLOSED
-        self.meta = disk.create(self._meta_path, what="meta")
+        self.data = self.meta = _CLOSED
+        # Before the first file of the block: an older database must find that it is older.
+        self.mark = volume.open_mark(block_id, generation, disk=disk)
         try:
+            self.meta = disk.create(self._meta_path, what="meta")
             self.data = disk.create(volume.data_path(block_id), what="data")
             disk.write_at(self.meta, header, 0, what="header")
         except BaseException:
@@ -91,8 +93,16 @@ class OpenReplica:
         """Make the names of the two files durable."""
         self._disk.sync_directory(self.directory, what="block")
 
+    def close_mark(self) -> None:
+        """Close the descriptor of the volume's mark, once it is durable."""
+        mark, self.mark = self.mark, _CLOSED
+        if mark != _CLOSED:
+            with suppress(OSError):
+                self._disk.close(mark)
+
     def close(self) -> None:
         """Close the descriptors; what was not synced is left to the kernel."""
+        self.close_mark()
         for fd in (self.meta, self.data):
             if fd != _CLOSED:
                 with suppress(OSError):
@@ -276,10 +286,13 @@ class BlockWriter:
         end = self._length
         files = {replica.data: replica.id for replica in self._replicas}
         files |= {replica.meta: replica.id for replica in self._replicas}
+        files |= {each.mark: each.id for each in self._replicas if each.mark != _CLOSED}
         errors = self._disk.sync(list(files), what="block")
         self._drop_failed({files[fd]: error for fd, error in errors.items()})
         if not self._names_synced:
             self._on_each_replica(OpenReplica.sync_directory)
+            for replica in self._replicas:
+                replica.close_mark()
             self._names_synced = True
         self._durable = end
 

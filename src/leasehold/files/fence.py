@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from leasehold.core.block_agreement import ReplicaAnswer, ReplicaCondition
-from leasehold.errors import LeaseholdError, UsageError
+from leasehold.errors import LeaseholdError, UsageError, VolumeUnusable
 from leasehold.files.block_meta import BlockHeader, RecordKind, checksum, encode, parse
 from leasehold.files.block_pieces import rewrite_pieces, sound_pieces
 
@@ -246,6 +246,8 @@ def fence(volume: Volume, block: Block, recovery_id: int, *, disk: Disk) -> Fenc
             f"recovery id {recovery_id} is not above generation {block.generation} of block "
             f"{block.id}. Begin a new recovery at the journal."
         )
+    # The recovery id gets into names here: an older database must find that it is older.
+    volume.raise_mark(block.id, recovery_id, disk=disk)
     for _ in range(_TRIES - 1):
         with suppress(FileNotFoundError):  # another attempt renamed it under our hands
             return _fence(_BlockPaths(volume, block), recovery_id, disk=disk)
@@ -376,6 +378,12 @@ def _claim(paths: _BlockPaths, recovery_id: int, *, disk: Disk) -> BlockFiles:
     """Rename what is there to this recovery id, durably, and keep a late writer from beginning."""
     found = block_files(paths.volume, paths.block, disk=disk)
     if not (found.meta or found.fenced or found.frozen):
+        if found.sealed:
+            raise VolumeUnusable(
+                f"block {paths.block.id:#x} on volume {paths.volume.id!r} was sealed under epoch "
+                f"{found.sealed}, which this database does not know: it is older than the block. "
+                "The block is left as it is. Restore the newer database."
+            )
         try:
             disk.close(disk.create(paths.data, what="blocker"))
         except FileExistsError:

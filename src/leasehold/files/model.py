@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import Enum
 
-from leasehold.errors import InvalidName, InvalidOptions
+from leasehold.errors import InvalidName, InvalidOptions, VolumeNewer
 from leasehold.names import seconds_of
 
 LONGEST_PATH = 1024
@@ -138,6 +138,36 @@ class FileLeaseLimits:
     soft_s: float = 60.0
     hard_s: float = 1200.0
     attempt_s: float = 90.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VolumeMark:
+    """The highest block id and epoch that were ever used: on a volume, or in the journal."""
+
+    block: int = 0
+    epoch: int = 0
+
+    def is_above(self, other: VolumeMark) -> bool:
+        """Return whether one of the two numbers is higher than in ``other``."""
+        return self.block > other.block or self.epoch > other.epoch
+
+    def joined(self, other: VolumeMark) -> VolumeMark:
+        """Return the higher of each number."""
+        return VolumeMark(block=max(self.block, other.block), epoch=max(self.epoch, other.epoch))
+
+
+NO_MARK = VolumeMark()
+
+
+def newer_volume(volume: str, mark: VolumeMark, known: VolumeMark) -> VolumeNewer:
+    """Build the error: the volume has numbers that the journal has not drawn yet."""
+    return VolumeNewer(
+        f"{volume} is newer than the database: it has block {mark.block:#x} and epoch "
+        f"{mark.epoch}, the database is at block {known.block:#x} and epoch {known.epoch}. The "
+        "database was replaced by an older one, such as a backup. Nothing was written or removed. "
+        "Restore the newer database; or, to go on with this one and keep all blocks of the newer "
+        "one on the volumes, run `leasehold files adopt --execute`."
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

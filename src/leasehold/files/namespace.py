@@ -61,15 +61,19 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from leasehold.clock import Clock
+    from leasehold.errors import VolumeNewer
     from leasehold.files.disk import Disk
     from leasehold.files.model import (
         FileStatus,
         HolderStatus,
         JournalEntry,
         OpenedFile,
+        VolumeMark,
         WriteTicket,
     )
     from leasehold.files.volumes import Volume
+
+    OpenStep = Callable[[tuple[str, ...], str, VolumeMark], OpenedFile]
 
 
 class FileOperations:
@@ -113,16 +117,20 @@ class FileOperations:
         )
 
     def open_file(
-        self, path: str, replication: int, step: Callable[[tuple[str, ...], str], OpenedFile]
+        self,
+        path: str,
+        replication: int,
+        step: OpenStep,
     ) -> FileWriter:
         """Have the journal open a file by ``step``, recover it first if need be, and begin it."""
-        volumes = tuple(volume.id for volume in self._choose_volumes(replication))
+        chosen = self._choose_volumes(replication)
+        volumes, mark = tuple(each.id for each in chosen), self._context.volumes.mark(chosen)
         renewed_at = self._clock.boottime_s()
         # After a lost answer the next call for this path goes under the same name: if the first
         # one was carried out, it is found again, and not held against us.
         request = self._unanswered.pop(path, None) or self._new_request()
         try:
-            opened = self._open_in_journal(path, request, step, volumes)
+            opened = self._open_in_journal(path, request, step, volumes, mark)
         except (FileHeld, RecoveryInProgress) as refusal:
             ours = isinstance(refusal, FileHeld) and refusal.holder == self._holder.id
             if refusal.retry_after_s > 0 or ours:
@@ -130,7 +138,7 @@ class FileOperations:
             # Its writer was silent for the soft limit, or an attempt to recover it has failed or
             # has timed out: there is nothing to wait for.
             self.recover_now(path, reason=RecoveryReason.SOFT)
-            opened = self._open_in_journal(path, request, step, volumes)
+            opened = self._open_in_journal(path, request, step, volumes, mark)
         try:
             writer = FileWriter(
                 opened,
@@ -153,11 +161,12 @@ class FileOperations:
         self,
         path: str,
         request: str,
-        step: Callable[[tuple[str, ...], str], OpenedFile],
+        step: OpenStep,
         volumes: tuple[str, ...],
+        mark: VolumeMark,
     ) -> OpenedFile:
         try:
-            opened = step(volumes, request)
+            opened = step(volumes, request, mark)
         except StoreError:
             self._unanswered[path] = request
             raise
@@ -345,7 +354,7 @@ class Namespace:
             check_block_size(block_bytes)
         wanted = replication or self._operations.replication
 
-        def step(volumes: tuple[str, ...], request: str) -> OpenedFile:
+        def step(volumes: tuple[str, ...], request: str, mark: VolumeMark) -> OpenedFile:
             return self._journal.create(
                 path,
                 self._holder,
@@ -354,6 +363,7 @@ class Namespace:
                 overwrite=overwrite,
                 volumes=volumes,
                 request=request,
+                mark=mark,
             )
 
         writer = self._operations.open_file(path, wanted, step)
@@ -375,8 +385,10 @@ class Namespace:
         """
         wanted = self._journal.status(path).replication
 
-        def step(volumes: tuple[str, ...], request: str) -> OpenedFile:
-            return self._journal.append(path, self._holder, volumes=volumes, request=request)
+        def step(volumes: tuple[str, ...], request: str, mark: VolumeMark) -> OpenedFile:
+            return self._journal.append(
+                path, self._holder, volumes=volumes, request=request, mark=mark
+            )
 
         return self._operations.open_file(path, wanted, step)
 
@@ -530,6 +542,31 @@ class Namespace:
         deleted = self._journal.delete(path, recursive=recursive)
         monitor.sweep(self._context)
         return deleted
+
+    # ------------------------------------------------------------ volumes
+
+    def check_volume(self, volume_id: str) -> None:
+        """Return if a volume can be written.
+
+        Raises:
+            VolumeNewer: it was written under a newer state of the database.
+            VolumeUnusable: it cannot be used; the message says why.
+        """
+        self._context.volumes.usable(volume_id)
+
+    def newer_volumes(self) -> dict[str, VolumeNewer]:
+        """Return the volumes that are newer than the database, by id, each with the error."""
+        return self._context.volumes.newer()
+
+    def adopt_volumes(self) -> VolumeMark:
+        """Continue with an older database under newer volumes; return the highest mark.
+
+        New blocks and epochs get numbers above all marks. Blocks that only the newer database
+        knew stay on the volumes; nothing reads or removes them.
+        """
+        mark = self._context.volumes.mark(self.volumes)
+        self._journal.adopt(mark)
+        return mark
 
     # ------------------------------------------------------------- ending
 

@@ -6,6 +6,11 @@ place, is found before a byte is written. A directory that holds something else 
 
 The journal knows each volume by its id and path. A missing one is never recreated at its old path:
 the empty mount point of a disk that is away looks just like a new directory.
+
+Each volume has a high-water mark, the file ``MARKS``: the highest block id and epoch that were
+ever used on it. The journal draws a number before a volume sees it. So a volume whose mark is above
+the journal's own numbers was written under a newer state of the database, which was then replaced
+by an older one. Such a volume is read, and neither written nor tidied until an operator decides.
 """
 
 from __future__ import annotations
@@ -13,17 +18,22 @@ from __future__ import annotations
 import json
 import logging
 import os
+import struct
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from crc32c import crc32c
+
 from leasehold.errors import UsageError, VolumeUnusable
+from leasehold.files.model import VolumeMark, newer_volume
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from leasehold.clock import Clock
+    from leasehold.errors import VolumeNewer
     from leasehold.files.disk import Disk
     from leasehold.files.journal import Journal
 
@@ -32,10 +42,15 @@ _IDENTITY = "VOLUME"
 _ASIDE = "VOLUME.new"
 _PROBE = "CHECK"
 _BLOCKS = "blocks"
-_OURS = {_IDENTITY, _ASIDE, _PROBE, _BLOCKS}
+_MARKS = "MARKS"
+_OURS = {_IDENTITY, _ASIDE, _PROBE, _BLOCKS, _MARKS}
 _OF_THE_FILE_SYSTEM = {"lost+found"}
 _IDENTITY_BYTES = 4096
 _DIRECTORIES = 256
+# Slots, so that writers of different blocks need no lock; the mark is the highest of all.
+_SLOTS = 16
+_SLOT = struct.Struct("<QQI12x")
+_NUMBERS = struct.Struct("<QQ")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +159,60 @@ class Volume:
         """Return the records of a block, under one generation."""
         return f"{self._blocks}/{block_id & 0xFF:02x}/{block_id:016x}-{generation:016x}.meta"
 
+    def open_mark(self, block_id: int, epoch: int, *, disk: Disk) -> int:
+        """Write a block id and an epoch into the mark; return the descriptor, to sync and close.
+
+        The caller syncs it no later than the first bytes of the block.
+        """
+        path = f"{self.root}/{_MARKS}"
+        try:
+            fd = disk.open(path, write=True)
+        except FileNotFoundError:
+            fd = self._new_marks(path, disk)
+        try:
+            at = block_id % _SLOTS * _SLOT.size
+            before = _mark_in(disk.read_at(fd, _SLOT.size, at))
+            joined = before.joined(VolumeMark(block=block_id, epoch=epoch))
+            numbers = _NUMBERS.pack(joined.block, joined.epoch)
+            slot = _SLOT.pack(joined.block, joined.epoch, crc32c(numbers))
+            disk.write_at(fd, slot, at, what="mark")
+        except BaseException:
+            disk.close(fd)
+            raise
+        return fd
+
+    def _new_marks(self, path: str, disk: Disk) -> int:
+        try:
+            fd = disk.create(path, what="mark")
+        except FileExistsError:  # another process made it in this moment
+            return disk.open(path, write=True)
+        try:
+            disk.sync_directory(self.root, what="mark")
+        except BaseException:
+            disk.close(fd)
+            raise
+        return fd
+
+    def raise_mark(self, block_id: int, epoch: int, *, disk: Disk) -> None:
+        """Write a block id and an epoch into the mark, durably."""
+        fd = self.open_mark(block_id, epoch, disk=disk)
+        try:
+            for error in disk.sync([fd], what="mark").values():
+                raise error
+        finally:
+            disk.close(fd)
+
+    def mark(self) -> VolumeMark:
+        """Return the highest block id and epoch that were ever used here; raises ``OSError``."""
+        try:
+            fd = self.disk.open(f"{self.root}/{_MARKS}")
+        except FileNotFoundError:  # no block was ever written
+            return VolumeMark()
+        try:
+            return _mark_in(self.disk.read_at(fd, _SLOTS * _SLOT.size, 0))
+        finally:
+            self.disk.close(fd)
+
     def free_bytes(self) -> int:
         """Return the free bytes; raise ``OSError`` if the volume fails."""
         return self.disk.free_bytes(self.root)
@@ -173,6 +242,8 @@ class Volume:
         for number in range(_DIRECTORIES):
             disk.make_directory(f"{self._blocks}/{number:02x}", what="volume")
         disk.sync_directory(self._blocks, what="volume")
+        with suppress(FileExistsError):
+            disk.close(disk.create(f"{self.root}/{_MARKS}", what="volume"))
         fields = {"format": FORMAT, "namespace": self.namespace, "volume": self.id}
         aside = f"{self.root}/{_ASIDE}.{self.id}"
         disk.unlink(aside, what="volume")
@@ -188,6 +259,15 @@ class Volume:
         disk.unlink(aside, what="volume")
         disk.sync_directory(self.root, what="volume")
         disk.sync_directory(os.path.dirname(os.path.abspath(self.root)), what="volume")  # noqa: PTH100, PTH120
+
+
+def _mark_in(raw: bytes) -> VolumeMark:
+    """Return the highest numbers of these slots; one that is not valid does not count."""
+    found = VolumeMark()
+    for block, epoch, crc in _SLOT.iter_unpack(raw[: len(raw) // _SLOT.size * _SLOT.size]):
+        if block and crc == crc32c(_NUMBERS.pack(block, epoch)):
+            found = found.joined(VolumeMark(block=block, epoch=epoch))
+    return found
 
 
 log = logging.getLogger("leasehold.files")
@@ -206,6 +286,7 @@ class Volumes:
         self._clock = clock
         self._checked_at: dict[str, float] = {}
         self._list_volumes: Callable[[], Iterable[Volume]] = tuple
+        self._numbers: Callable[[], VolumeMark] | None = None
 
     @classmethod
     def opened(
@@ -239,6 +320,9 @@ class Volumes:
 
         volumes = cls(listed(), clock=clock)
         volumes._list_volumes = listed
+        volumes._numbers = journal.numbers
+        for error in volumes.newer().values():
+            log.error("%s", error)
         return volumes
 
     def __len__(self) -> int:
@@ -264,10 +348,41 @@ class Volumes:
         return volume
 
     def usable(self, volume_id: str) -> Volume:
-        """Return the volume with this id, after a check that it can be written."""
+        """Return the volume with this id, after a check that it can be written or tidied.
+
+        Raises:
+            VolumeNewer: it was written under a newer state of the database.
+        """
         volume = self.get(volume_id)
         volume.check()
+        newer = self._newer([volume])
+        if newer:
+            raise newer[volume_id]
         return volume
+
+    def newer(self) -> dict[str, VolumeNewer]:
+        """Return the volumes that are newer than the database, each with the error."""
+        return self._newer(self.all())
+
+    def _newer(self, volumes: Iterable[Volume]) -> dict[str, VolumeNewer]:
+        # The marks first: what another process draws in the meantime is then no difference.
+        marks = {volume.id: (volume, self.mark([volume])) for volume in volumes}
+        if self._numbers is None or not any(mark.block for _, mark in marks.values()):
+            return {}
+        known = self._numbers()
+        return {
+            id_: newer_volume(f"volume {id_!r} at {volume.root}", mark, known)
+            for id_, (volume, mark) in marks.items()
+            if mark.is_above(known)
+        }
+
+    def mark(self, volumes: Iterable[Volume]) -> VolumeMark:
+        """Return the highest mark of these volumes; those that fail are left out."""
+        found = VolumeMark()
+        for volume in volumes:
+            with suppress(OSError):
+                found = found.joined(volume.mark())
+        return found
 
     def choose(self, *, replication: int, min_volumes: int, turn: int) -> tuple[Volume, ...]:
         """Choose volumes for a new block in turn; skip those that cannot be used."""

@@ -377,6 +377,7 @@ class FileWriter:
             sealed,
             volumes=tuple(volume.id for volume in volumes),
             request=self._new_request(),
+            mark=self._context.volumes.mark(volumes),
         )
         begun = self._begin_block(block)
         self._block.close()

@@ -95,6 +95,7 @@ def test_the_order_of_the_steps_is_that_of_the_page(tmp_path: Path) -> None:
     writer.write_piece(b"x")
     writer.sync()
     assert [point[6:] for point in disk.points if point.startswith("after ")] == [
+        "write mark",
         "create meta",
         "create data",
         "write header",

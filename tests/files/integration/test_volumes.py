@@ -34,7 +34,11 @@ def test_a_new_directory_becomes_a_volume(tmp_path: Path) -> None:
     volume.check()
     assert Volume.found(tmp_path / "v", disk=DISK) == VolumeIdentity(namespace="n", volume="v1")
     assert len(list((tmp_path / "v" / "blocks").iterdir())) == 256
-    assert sorted(path.name for path in (tmp_path / "v").iterdir()) == ["VOLUME", "blocks"]
+    assert sorted(path.name for path in (tmp_path / "v").iterdir()) == [
+        "MARKS",
+        "VOLUME",
+        "blocks",
+    ]
     assert volume.free_bytes() > 0
 
 

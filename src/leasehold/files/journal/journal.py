@@ -18,7 +18,7 @@ from leasehold.files.journal import steps
 from leasehold.files.journal.group_commit import MAX_STEPS, ExpectedRead, JournalGroupCommit
 from leasehold.files.journal.rows import FileRow, blocks_of, entry_of
 from leasehold.files.journal.unit_of_work import KEPT_LINES, JournalWork, as_json
-from leasehold.files.model import below, check_directory, check_path
+from leasehold.files.model import NO_MARK, below, check_directory, check_path
 from leasehold.stores.blocking import named_queries, open_blocking
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         OpenedFile,
         RecoveryReason,
         SealedBlock,
+        VolumeMark,
         WriteTicket,
     )
     from leasehold.stores.blocking import BlockingDatabase, Params
@@ -135,6 +136,14 @@ class Journal:
         """Return the path of each volume by its id."""
         return self._read(steps.volumes)
 
+    def numbers(self) -> VolumeMark:
+        """Return the highest block id and epoch that were drawn."""
+        return self._read(lambda work: work.numbers())
+
+    def adopt(self, mark: VolumeMark) -> None:
+        """Continue after these numbers: blocks and epochs up to them are never drawn."""
+        self._group.run("adopt", lambda work: work.raise_numbers(mark))
+
     # ----------------------------------------------------------- writing
 
     def create(
@@ -147,10 +156,12 @@ class Journal:
         overwrite: bool,
         volumes: tuple[str, ...],
         request: str,
+        mark: VolumeMark = NO_MARK,
     ) -> OpenedFile:
         """Make a file and open it. Also renews the holder's lease.
 
         ``request`` is the caller's unique name for this call: with the same one it is a repetition.
+        ``mark`` is that of the volumes: refused with ``VolumeNewer`` if it is above the journal's.
         """
         open_request = steps.OpenRequest(
             path=check_path(path),
@@ -160,6 +171,7 @@ class Journal:
             replication=replication,
             block_bytes=block_bytes,
             overwrite=overwrite,
+            mark=mark,
         )
         return self._group.run(
             "create",
@@ -168,7 +180,13 @@ class Journal:
         )
 
     def append(
-        self, path: str, holder: FileHolder, *, volumes: tuple[str, ...], request: str
+        self,
+        path: str,
+        holder: FileHolder,
+        *,
+        volumes: tuple[str, ...],
+        request: str,
+        mark: VolumeMark = NO_MARK,
     ) -> OpenedFile:
         """Open a closed file, to continue in a new block at its end. Also renews the lease."""
         open_request = steps.OpenRequest(
@@ -176,6 +194,7 @@ class Journal:
             holder=holder,
             volumes=steps.check_volumes(volumes),
             request=request,
+            mark=mark,
         )
         return self._group.run("append", lambda work: steps.append(work, open_request))
 
@@ -186,12 +205,13 @@ class Journal:
         *,
         volumes: tuple[str, ...],
         request: str = "",  # noqa: ARG002 - the sealed block names the call well enough
+        mark: VolumeMark = NO_MARK,
     ) -> Block:
         """Seal the open block and begin the next one. The same seal again is a repetition."""
         checked = steps.check_volumes(volumes)
         return self._group.run(
             "next block",
-            lambda work: steps.next_block(work, ticket, sealed, volumes=checked),
+            lambda work: steps.next_block(work, ticket, sealed, volumes=checked, mark=mark),
         )
 
     def drop_volumes(self, ticket: WriteTicket, block_id: int, *, keep: tuple[str, ...]) -> None:

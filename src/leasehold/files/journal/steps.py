@@ -23,11 +23,13 @@ from leasehold.files.journal import rows
 from leasehold.files.journal.rows import FILE_COLUMNS, FileRow, blocks_of, holder_of
 from leasehold.files.journal.unit_of_work import as_json
 from leasehold.files.model import (
+    NO_MARK,
     Block,
     BlockState,
     FileRecovery,
     OpenedFile,
     RecoveryReason,
+    VolumeMark,
     WriteTicket,
 )
 
@@ -348,7 +350,12 @@ def discard(work: JournalWork, ticket: WriteTicket) -> None:
 
 
 def next_block(
-    work: JournalWork, ticket: WriteTicket, sealed: SealedBlock, *, volumes: tuple[str, ...]
+    work: JournalWork,
+    ticket: WriteTicket,
+    sealed: SealedBlock,
+    *,
+    volumes: tuple[str, ...],
+    mark: VolumeMark,
 ) -> Block:
     """Seal the open block and begin the next one."""
     held, block = _checked_ticket(work, ticket)
@@ -358,6 +365,7 @@ def next_block(
         if follows and is_sealed_so(before, sealed, generation=ticket.epoch):
             return block
     check_sealed(block, sealed)
+    work.refuse_newer(mark)
     seal(work, block, sealed, generation=ticket.epoch)
     work.tx.run("file_grow", id=ticket.file_id, grown=sealed.length, wall=work.wall)
     begun = begin_block(
@@ -487,6 +495,7 @@ class OpenRequest:
     replication: int = 0
     block_bytes: int = 0
     overwrite: bool = False
+    mark: VolumeMark = NO_MARK
 
 
 def create(work: JournalWork, open_request: OpenRequest) -> OpenedFile:
@@ -500,6 +509,7 @@ def create(work: JournalWork, open_request: OpenRequest) -> OpenedFile:
         if not open_request.overwrite:
             _check_closed(work, row, open_request.holder)
             raise rows.exists(open_request.path)
+    work.refuse_newer(open_request.mark)
     work.enlist(open_request.holder)
     if row is not None:
         remove_one(work, row, by=open_request.holder.id)
@@ -532,6 +542,7 @@ def append(work: JournalWork, open_request: OpenRequest) -> OpenedFile:
     if _is_repetition(row, open_request):
         return _opened_before(work, row, open_request)
     _check_closed(work, row, open_request.holder)
+    work.refuse_newer(open_request.mark)
     work.enlist(open_request.holder)
     epoch = work.draw_epoch()
     work.tx.run(

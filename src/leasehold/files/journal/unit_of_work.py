@@ -13,7 +13,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from leasehold.errors import LeaseLost
-from leasehold.files.model import ancestors, below
+from leasehold.files.model import NO_MARK, VolumeMark, ancestors, below, newer_volume
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -131,6 +131,24 @@ class JournalWork:
     def count_refusal(self) -> None:
         """Count a step that was refused to a holder whose lease has ended."""
         self._draw(4)
+
+    def numbers(self) -> VolumeMark:
+        """Return the highest block id and epoch that were drawn."""
+        return VolumeMark(block=self._draw(1, 0), epoch=self._draw(2, 0))
+
+    def raise_numbers(self, mark: VolumeMark) -> None:
+        """Draw no block id and no epoch up to these."""
+        known = self.numbers()
+        self._draw(1, max(0, mark.block - known.block))
+        self._draw(2, max(0, mark.epoch - known.epoch))
+
+    def refuse_newer(self, mark: VolumeMark) -> None:
+        """Refuse to write to volumes with this mark, if it is above all that was drawn."""
+        if mark == NO_MARK:
+            return
+        known = self.numbers()
+        if mark.is_above(known):
+            raise newer_volume("a volume", mark, known)
 
     def _draw(self, which: int, count: int = 1) -> int:
         if self._numbers is None:
