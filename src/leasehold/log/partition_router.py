@@ -267,12 +267,30 @@ class PartitionRouter:
     def _fence_owner(self, remote: FileStatus, error: LeaseholdError, deadline_s: float) -> None:
         """Fence a crashed or silent owner, unless another process has done so already."""
         with self._lock:
-            if self._remote is remote:
-                self._remote = None
-                log.warning("%s: %s: recovering %s", self.partition, error, remote.path)
-                now = self._context.files.status(remote.path)
-                if now.epoch == remote.epoch and now.state is FileState.OPEN:
-                    self._recover(remote, deadline_s)
+            if self._remote is not remote:
+                return
+            self._remote = None
+            now = self._context.files.status(remote.path)
+            if now.epoch == remote.epoch and now.state is FileState.OPEN:
+                to_recover: FileStatus | None = remote
+            else:
+                to_recover = self._next_segment_of(remote)
+            if to_recover is not None:
+                log.warning("%s: %s: recovering %s", self.partition, error, to_recover.path)
+                self._recover(to_recover, deadline_s)
+
+    def _next_segment_of(self, remote: FileStatus) -> FileStatus | None:
+        """Return the segment that the same owner has begun since, if it still writes it.
+
+        The owner has been silent for its whole time limit: it is not asked, and waited for, again.
+        """
+        last = newest_segment(
+            self._context.files, self.partition, from_base=base_of(remote.path) or 0
+        )
+        if last is None or last.state is not FileState.OPEN:
+            return None
+        same = (last.holder, last.address) == (remote.holder, remote.address)
+        return last if same else None
 
     def _recover(self, last: FileStatus, deadline_s: float) -> None:
         remaining_s = max(deadline_s - self._context.clock.boottime_s(), 0.0)

@@ -24,9 +24,9 @@ from leasehold.errors import FileHeld
 from leasehold.events import Event
 from leasehold.files import FileState
 from leasehold.log import Log, ProducerOptions, Receipt, StreamSettings, owner_link
-from leasehold.log.owner_link import OwnerReply, send_reply
+from leasehold.log.owner_link import OwnerClient, OwnerReply, OwnerRequest, send_reply
 from leasehold.log.partition_owner import create_segment
-from leasehold.log.producer_batch import OwnerMoved, StreamPartition
+from leasehold.log.producer_batch import OwnerMoved, OwnerSilent, StreamPartition
 from leasehold.log.segment_format import SegmentHeader, encode_segment_header
 from leasehold.log.streams import segment_path, segments
 
@@ -332,6 +332,29 @@ def test_a_segment_that_a_crash_left_without_bytes_is_used_by_the_next_owner(log
         producer.send(Event(body=b"a")).result(SOON_S)
     assert bodies(log) == ["a"]
     assert [each.path for each in segments(log.files, "orders", 0)] == [path]
+
+
+def test_a_silent_owner_is_waited_for_once_also_after_it_has_begun_another_segment(
+    log: Log, another: Callable[[], Log], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log.create("small", partitions=1, segment_bytes=4096)
+    second = another()
+    waits: list[str] = []
+
+    def silent(_: OwnerClient, request: OwnerRequest, *, to: str, deadline_s: float) -> None:
+        waits.append(to)
+        raise OwnerSilent(f"the owner at {to} gave no sign")
+
+    with log.producer("small") as owner, second.producer("small") as other:
+        owner.send(Event(body=b"0")).result(SOON_S)
+        other.send(Event(body=b"1")).result(SOON_S)  # from now on it knows the owner
+        while len(segments(log.files, "small", 0)) < 3:
+            owner.send(Event(body=bytes(2000))).result(SOON_S)
+        with monkeypatch.context() as patch:
+            patch.setattr(OwnerClient, "send", silent)
+            other.send(Event(body=b"2")).result(SOON_S)
+    assert len(waits) == 1
+    assert (second.counts().taken, second.counts().recovered) == (1, 1)
 
 
 def test_a_segment_without_bytes_after_others_goes_on_from_them(
