@@ -36,6 +36,7 @@
     ├── SinkChanged               a sink that is not as the pipeline left it
     └── StoreError                the store, not you
         ├── StoreUnavailable      no answer in time: what was asked may or may not have happened
+        │   └── ProcessExhausted  this process has no descriptor or memory left (``ulimit -n``)
         └── StoreUnusable         it answers, and cannot serve: read-only, full, damaged, too new
 
 Failing to *get* something is never an error: it is an answer (an empty list, ``None``).
@@ -287,6 +288,13 @@ class StoreError(LeaseholdError):
 
 class StoreUnavailable(StoreError):
     """No answer came in time. What was asked for may or may not have been done: read again."""
+
+
+class ProcessExhausted(StoreUnavailable):
+    """This process has no descriptor or memory left; the volumes and the store are not concerned.
+
+    The call can be repeated. What was being written may be stored or not, as after any failure.
+    """
 
 
 class StoreUnusable(StoreError):

@@ -20,6 +20,7 @@ module            what it decides or does
 ``renewer``       one renewal for all files of a holder
 ``monitor``       recovers files that no holder renews, removes deleted blocks
 ``disk``          the only access to the file system
+``open_files``    bounds the descriptors of files that are written
 ================  ============================================================================
 """
 

@@ -153,16 +153,20 @@ class BlockWriter:
             BlockHeader(block_id=block_id, generation=generation, file_id=file_id, boot_id=boot_id)
         )
         failed: dict[str, OSError] = {}
-        for volume in volumes:
-            try:
-                writer._replicas.append(
-                    OpenReplica(
-                        volume, block_id=block_id, generation=generation, header=header, disk=disk
-                    )
-                )
-            except OSError as error:
-                failed[volume.id] = error
         try:
+            for volume in volumes:
+                try:
+                    writer._replicas.append(
+                        OpenReplica(
+                            volume,
+                            block_id=block_id,
+                            generation=generation,
+                            header=header,
+                            disk=disk,
+                        )
+                    )
+                except OSError as error:
+                    failed[volume.id] = error
             writer._drop_failed(failed)
         except BaseException:
             writer.close()

@@ -44,6 +44,10 @@ class Disk(Protocol):
         """Return the length of an open file."""
         ...
 
+    def identity(self, fd: int) -> object:
+        """Return what distinguishes an open file from any other that has its path later."""
+        ...
+
     def exists(self, path: str) -> bool:
         """Return whether the path exists; raise if that is not known."""
         ...
@@ -125,6 +129,11 @@ class SystemDisk:
     def size(self, fd: int) -> int:
         """Return the length of an open file."""
         return os.fstat(fd).st_size
+
+    def identity(self, fd: int) -> object:
+        """Return the device and the inode of an open file."""
+        found = os.fstat(fd)
+        return found.st_dev, found.st_ino
 
     def exists(self, path: str) -> bool:
         """Return whether the path exists."""

@@ -45,6 +45,7 @@ from leasehold.files.model import (
     check_block_size,
     check_replication,
 )
+from leasehold.files.open_files import BoundedDisk
 from leasehold.files.reader import FileReader
 from leasehold.files.recovery import RecoveryContext, RecoveryProgress
 from leasehold.files.renewer import Renewer
@@ -294,7 +295,7 @@ class Namespace:
         options = options or FileOptions()
         clock = clock or SystemClock()
         helpers = None if disk else ThreadPoolExecutor(_SYNC_THREADS, "leasehold-sync")
-        disk = disk or SystemDisk(helpers)
+        disk = BoundedDisk(disk or SystemDisk(helpers))
         journal = Journal.open(url, limits=options.limits, clock=clock, hook=hook, create=create)
         try:
             found = Volumes.opened(journal, volumes, disk=disk, clock=clock, new_id=new_suffix)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import select
+import threading
 import weakref
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING
 from inotify_simple import INotify, flags
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 SHORTEST_S = 0.25  # with a watch: only for what the kernel does not report
 SHORTEST_UNWATCHED_S = 0.02  # without one: the next segment usually exists soon
@@ -30,10 +31,10 @@ class SegmentWatcher:
     """Sleeps until one of its files changes. One thread sleeps; any may wake it or close it."""
 
     def __init__(self) -> None:
-        self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._close_wake_fd = weakref.finalize(
-            self, os.close, self._wake_fd
-        )  # also if it is not closed
+        self._lock = threading.Lock()
+        self._wake_fd = -1  # made by the first sleep: many readers never sleep
+        self._is_woken = False
+        self._close_wake_fd: Callable[[], object] = lambda: None
         self._kernel: INotify | None = None
         self._paths: tuple[str, ...] = ()
         self._watch_ids: list[int] = []
@@ -73,7 +74,11 @@ class SegmentWatcher:
         shortest_s = SHORTEST_S if self._watch_ids else SHORTEST_UNWATCHED_S
         self._pause_s = min(max(self._pause_s * 2, shortest_s), LONGEST_S)
         poll = select.poll()
-        poll.register(self._wake_fd, select.POLLIN)
+        if self._take_wake():
+            self._pause_s = 0.0
+            return True
+        if self._wake_fd >= 0:
+            poll.register(self._wake_fd, select.POLLIN)
         if self._kernel is not None:
             poll.register(self._kernel.fd, select.POLLIN)
         woken = bool(poll.poll(max(min(self._pause_s, max_s), 0.0) * 1000))
@@ -88,23 +93,42 @@ class SegmentWatcher:
 
     def wake(self) -> None:
         """End the sleep, now or when it begins."""
-        if not self._closed:
-            os.eventfd_write(self._wake_fd, 1)
+        with self._lock:
+            if self._closed:
+                return
+            if self._wake_fd >= 0:
+                os.eventfd_write(self._wake_fd, 1)
+            else:
+                self._is_woken = True
 
     def close(self) -> None:
         """Close all descriptors. No thread may sleep in it afterwards."""
-        if not self._closed:
+        with self._lock:
+            if self._closed:
+                return
             self._closed = True
-            if self._kernel is not None:
-                self._kernel.close()
-                self._kernel = None
-            self._watch_ids = []
             self._close_wake_fd()
+            self._wake_fd = -1
+        if self._kernel is not None:
+            self._kernel.close()
+            self._kernel = None
+        self._watch_ids = []
+
+    def _take_wake(self) -> bool:
+        """Return whether it was woken before its first sleep; from then on by a descriptor."""
+        with self._lock:
+            if self._wake_fd < 0 and not self._closed:
+                with suppress(OSError):  # no descriptor is free: the bounded sleep is enough
+                    self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+                    self._close_wake_fd = weakref.finalize(self, os.close, self._wake_fd)
+            is_woken, self._is_woken = self._is_woken, False
+            return is_woken
 
     def _drain_events(self) -> None:
         """Read the events of the kernel; stop watching a file that was removed."""
-        with suppress(BlockingIOError):
-            os.eventfd_read(self._wake_fd)
+        if self._wake_fd >= 0:
+            with suppress(BlockingIOError):
+                os.eventfd_read(self._wake_fd)
         events = self._kernel.read(timeout=0) if self._kernel is not None else ()
         if any(event.wd in self._watch_ids and event.mask & _GONE for event in events):
             self._unwatch()

@@ -67,6 +67,10 @@ class PassingDisk:
         """Return the size of the file."""
         return self.disk.size(fd)
 
+    def identity(self, fd: int) -> object:
+        """Return what distinguishes an open file from others."""
+        return self.disk.identity(fd)
+
     def exists(self, path: str) -> bool:
         """Return whether the path exists."""
         return self.disk.exists(path)
