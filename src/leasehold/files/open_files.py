@@ -40,7 +40,7 @@ _PATIENCE_S: Final = 10.0
 _UNSYNCED: Final = "acknowledged"
 
 
-class _WrittenFile:
+class _SharedFile:
     """A file that is being written; ``fd`` is None while it has no descriptor."""
 
     __slots__ = ("disk", "error", "fd", "identity", "is_closing", "is_dirty", "path", "users")
@@ -66,8 +66,8 @@ class OpenFiles:
     def _reset(self) -> None:
         self._changed = threading.Condition()
         self._numbers = count(_FIRST_NUMBER)
-        self._files: dict[int, _WrittenFile] = {}
-        self._open: OrderedDict[int, _WrittenFile] = OrderedDict()  # the one used last comes last
+        self._files: dict[int, _SharedFile] = {}
+        self._open: OrderedDict[int, _SharedFile] = OrderedDict()  # the one used last comes last
 
     @property
     def max_open(self) -> int:
@@ -87,13 +87,13 @@ class OpenFiles:
         """Create a file and return its number."""
         with self._changed:
             self._make_room(1, keep=frozenset())
-        file = _WrittenFile(disk, path, self.with_descriptors(create))
+        file = _SharedFile(disk, path, self.with_descriptors(create))
         with self._changed:
             number = next(self._numbers)
             self._files[number] = self._open[number] = file
         return number
 
-    def acquire(self, numbers: Sequence[int], *, dirty: bool = False) -> list[_WrittenFile]:
+    def acquire(self, numbers: Sequence[int], *, dirty: bool = False) -> list[_SharedFile]:
         """Give these files descriptors, which they keep until ``release``."""
         with self._changed:
             files = [self._file(number) for number in numbers]
@@ -107,7 +107,7 @@ class OpenFiles:
                 self._open.move_to_end(number)
         return files
 
-    def release(self, files: Sequence[_WrittenFile]) -> None:
+    def release(self, files: Sequence[_SharedFile]) -> None:
         """Let these files be closed for others."""
         with self._changed:
             for file in files:
@@ -140,13 +140,13 @@ class OpenFiles:
                         raise _exhausted(str(error)) from error
         raise _exhausted("what became free was taken by others")
 
-    def _file(self, number: int) -> _WrittenFile:
+    def _file(self, number: int) -> _SharedFile:
         try:
             return self._files[number]
         except KeyError:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF)) from None
 
-    def _open_again(self, numbers: Sequence[int], files: Sequence[_WrittenFile]) -> None:
+    def _open_again(self, numbers: Sequence[int], files: Sequence[_SharedFile]) -> None:
         """Open those that have no descriptor. Others may close some while this one waits."""
         keep = frozenset(numbers)
         for _ in range(_TRIES):
@@ -168,7 +168,7 @@ class OpenFiles:
                     raise _exhausted(str(error)) from error
         raise _exhausted("its files were closed again and again for others")
 
-    def _reopen(self, number: int, file: _WrittenFile) -> None:
+    def _reopen(self, number: int, file: _SharedFile) -> None:
         fd = file.disk.open(file.path, write=True)
         if file.disk.identity(fd) != file.identity:
             file.disk.close(fd)
@@ -209,7 +209,7 @@ class OpenFiles:
             file.disk.close(fd)
         return True
 
-    def _sync_without_lock(self, file: _WrittenFile) -> None:
+    def _sync_without_lock(self, file: _SharedFile) -> None:
         """Sync a file before it is closed. It takes long, and others must not wait for it."""
         assert file.fd is not None  # noqa: S101 - it is one of the open ones
         file.is_closing = True  # no other thread uses it: an error is reported to one sync only

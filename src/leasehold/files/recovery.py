@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from leasehold.core.block_agreement import agree
-from leasehold.errors import RecoveryInProgress, VolumeUnusable
+from leasehold.errors import ProcessExhausted, RecoveryInProgress, VolumeUnusable
 from leasehold.files import fence as sealing
 from leasehold.files.block_pieces import merge_records, missing_bytes
 from leasehold.files.fence import Superseded, examine, fence
@@ -235,6 +235,6 @@ def _tidy_replicas(
 ) -> None:
     """Remove what is no longer needed. A failure here only wastes space."""
     for volume_id in sealed.volumes:
-        with suppress(OSError, VolumeUnusable):
+        with suppress(OSError, VolumeUnusable, ProcessExhausted):
             volume = context.volumes.usable(volume_id)
             sealing.tidy(volume, block, recovery.id, sealed.length, disk=context.disk)
