@@ -32,6 +32,7 @@ from leasehold.names import (
     partition_group,
     partition_key,
 )
+from leasehold.printable import install_log_filter
 
 if TYPE_CHECKING:
     from leasehold.core.balance import Strategy
@@ -70,6 +71,7 @@ _HOMES = {
     "LeaseTiming": "leasehold.core.lease_timing",
     "open_store": "leasehold.stores",
 }
+install_log_filter()  # before the first record
 _MODULES = frozenset(("clock", "core", "ports", "processor", "stores"))
 
 if not TYPE_CHECKING:  # a checker knows the names, and finds those that are wrong

@@ -32,6 +32,7 @@ from leasehold.errors import (
     UsageError,
     VolumeUnusable,
 )
+from leasehold.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -129,8 +130,9 @@ def run() -> None:
 
 def _print_error(error: Exception) -> None:
     """Print an error on one line; on a terminal, break it between words."""
-    from rich.console import Console  # noqa: PLC0415 - rich takes its time
-    from rich.markup import escape  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415 - rich takes its time
 
-    console = Console(stderr=True, soft_wrap=not sys.stderr.isatty())
-    console.print(f"[red]error:[/] {escape(str(error))}")
+    from leasehold.cli.tables import err  # noqa: PLC0415
+
+    text = Text.assemble(("error:", "red"), f" {printable(str(error))}")
+    err.print(text, soft_wrap=not sys.stderr.isatty())

@@ -23,6 +23,7 @@ from leasehold.cli.common import (
     StreamName,
     count_cell,
     counted,
+    echo,
     store_url,
 )
 from leasehold.cli.tables import (
@@ -32,6 +33,7 @@ from leasehold.cli.tables import (
     print_table,
 )
 from leasehold.errors import LeaseholdError, UsageError
+from leasehold.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -128,7 +130,7 @@ def _wrapped() -> Iterator[None]:
     except LeaseholdError as error:
         if not err.is_terminal:
             raise
-        err.print(Text.assemble(("error:", "red"), f" {error}"), soft_wrap=False)
+        err.print(Text.assemble(("error:", "red"), f" {printable(str(error))}"), soft_wrap=False)
         raise typer.Exit(exit_code(error)) from error
 
 
@@ -152,12 +154,13 @@ def _print(done: Audit, form: Output) -> None:
     if form is not Output.TABLE:
         print_record(row, form)
         return
-    typer.echo(f"{done.verdict.value}  {done.headline}\n")
+    echo(f"{done.verdict.value}  {done.headline}")
+    echo("")
     checks = [{"tested": _tested(each), **each} for each in _rows(row["checks"])]
     print_table(fitting_table(checks, _CHECKS))
     found = _rows(row["findings"])
     if found:
-        typer.echo("")
+        echo("")
         print_table(fitting_table(found, _FINDINGS))
     more = sum(each.faults + each.unknown for each in done.checks) - len(found)
     if more > 0:

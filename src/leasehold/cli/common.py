@@ -20,6 +20,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from leasehold.errors import InvalidDuration, UnknownFile, UsageError
+from leasehold.printable import printable
 
 _NUMBER = re.compile(r"([0-9]+(?:[.][0-9]+)?)\s*([A-Za-z]*)")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -257,8 +258,13 @@ def _plain(value: object) -> object:
 
 
 def cell(value: object, column: Column) -> str:
-    """Return a value as a column shows it."""
-    return column.none if value is None or value == "" else column.shown(value)
+    """Return a value as a column shows it, printable."""
+    return column.none if value is None or value == "" else printable(column.shown(value))
+
+
+def echo(text: str) -> None:
+    """Print one line on stdout; what is not printable in it is shown as an escape."""
+    typer.echo(printable(text))
 
 
 @contextmanager

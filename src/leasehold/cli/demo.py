@@ -97,14 +97,16 @@ def demo(
 
 
 def _print_next(place: DemoFiles) -> None:
-    out.print(f"\nEverything is in {place.root}", soft_wrap=True)
+    out.print()
+    out.print(f"Everything is in {place.root}", soft_wrap=True)
     for name, what in (
         ("report.html", "the report of the audit"),
         ("delays", "the Delta table: sums of each batch, by carrier, route and hour"),
         ("logs", "what each driver said; a .log is empty if nothing went wrong"),
     ):
         out.print(f"  {name:<12} {what}")
-    out.print("\nLook further:")
+    out.print()
+    out.print("Look further:")
     further = import_module("leasehold.spark.demo.running").further
     for line in further(place, programs=Path(sys.executable).parent, cwd=Path.cwd()):
         out.print(line, soft_wrap=True)

@@ -27,6 +27,7 @@ from leasehold.cli.common import (
     count_cell,
     counted,
     duration,
+    echo,
     seconds_cell,
     shown_bytes,
     shown_seconds,
@@ -37,6 +38,7 @@ from leasehold.cli.common import (
 from leasehold.cli.tables import (
     byte_progress,
     err,
+    lines_of,
     print_record,
     print_rows,
     print_table,
@@ -120,15 +122,14 @@ def show(path: Path, *, store: DatabaseUrl = None, form: Form = Output.TABLE) ->
         print_record({**record, "blocks": blocks, "history": history}, form)
         return
     print_record({name: value for name, value in record.items() if value is not None}, form)
-    typer.echo("")
+    echo("")
     print_table(table_of(blocks, _BLOCK_COLUMNS, "blocks"))
-    typer.echo("\nhistory, newest first")
+    echo("")
+    echo("history, newest first")
     for entry in history:
-        typer.echo(
-            f"{time_cell(entry['at'])}  {entry['step']}, epoch {entry['epoch']}{_who(entry)}"
-        )
+        echo(f"{time_cell(entry['at'])}  {entry['step']}, epoch {entry['epoch']}{_who(entry)}")
         if entry["detail"]:
-            typer.echo(f"    {entry['detail']}")
+            echo(f"    {entry['detail']}")
 
 
 @files_app.command("recover", epilog="leasehold files recover /reports/today --timeout 60s")
@@ -173,7 +174,7 @@ def recover(
                 path,
                 timeout=limit,
                 accept_loss=accept_loss,
-                progress=lambda step: spinner.update(step.step),
+                progress=lambda step: spinner.update(lines_of(step.step)),
             )
         print_record(_row(files, status), form)
 

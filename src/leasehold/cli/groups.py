@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from textwrap import fill
+from textwrap import wrap
 
 import typer
 from rich.table import Table
@@ -27,6 +27,7 @@ from leasehold.cli.tables import (
 )
 from leasehold.cli.watch import Page, Watch, Watching, show
 from leasehold.insight import GroupView, Inspector, PartitionView
+from leasehold.printable import printable
 
 groups_app = typer.Typer(
     name="groups", help="Groups that share the partitions of a stream.", no_args_is_help=True
@@ -71,7 +72,7 @@ def show_group(
                 "members": members,
                 "partitions": partitions,
             },
-            blocks=[_summary(view), "", *_spaced(tables)],
+            blocks=[*_summary(view), "", *_spaced(tables)],
             notes=[*unknown_heads(inspector), *_problem_notes(view)],
         )
 
@@ -132,7 +133,7 @@ PARTITION_LAYOUTS = (
 )
 
 
-def _summary(view: GroupView) -> str:
+def _summary(view: GroupView) -> list[str]:
     parts = counted(len(view.partitions), "partition")
     members = counted(len(view.members), "member")
     waits = ""
@@ -143,7 +144,7 @@ def _summary(view: GroupView) -> str:
     fenced = counted(view.fenced_writes, "fenced write")
     spread = "" if view.spread is None else f", spread {view.spread}"
     owned = f"{view.stream} {view.group}: {parts}, {view.owned} owned"
-    return fill(f"{owned}; {members}{spread}{waits}; {fenced}", width=line_width())
+    return wrap(printable(f"{owned}; {members}{spread}{waits}; {fenced}"), width=line_width())
 
 
 def _spaced(tables: list[Table]) -> list[Table | str]:

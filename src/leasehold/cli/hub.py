@@ -25,6 +25,7 @@ from leasehold.cli.common import (
 )
 from leasehold.cli.tables import err
 from leasehold.errors import UsageError
+from leasehold.printable import printable
 
 if TYPE_CHECKING:
     from leasehold.azure import HubOptions, HubServer, SasKeys
@@ -148,7 +149,7 @@ async def _serve(opened: Log, options: HubOptions, *, is_new_key: bool) -> None:
                 "it listens at all addresses of this machine; clients are given its name, "
                 f"{server.client_host}: write another one if they know it by that"
             )
-        typer.echo(_shown(server, options.keys, is_new=is_new_key))
+        typer.echo(printable(_shown(server, options.keys, is_new=is_new_key), keep="\n"))
         await stop.wait()
         err.print("asked to stop: what was accepted is stored, all are told")
     err.print("left in good order")

@@ -24,6 +24,7 @@ from leasehold.cli.common import (
     count_cell,
     counted,
     duration,
+    echo,
     seconds_cell,
     shown_bytes,
     size,
@@ -162,7 +163,7 @@ def show(stream: Stream, *, store: DatabaseUrl = None, form: Form = Output.TABLE
     rows = [_part_row(each) for each in found.parts]
     if form is Output.TABLE:
         _print_settings(found, form)
-        typer.echo("")
+        echo("")
         print_rows(rows, form, _PART_COLUMNS)
     else:
         print_record({**_settings_row(found), "partitions": rows}, form)

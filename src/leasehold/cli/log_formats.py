@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from leasehold.cli.tables import line_width
+from leasehold.printable import json_text, printable
 
 if TYPE_CHECKING:
     from leasehold.events import Event, EventBatch
@@ -71,7 +71,7 @@ def print_batch(batch: EventBatch, form: EventForm) -> None:
     if form is EventForm.RAW:
         _write(event.body for event in batch)
     elif form is EventForm.JSONL:
-        _write(json.dumps(_record(event), ensure_ascii=False).encode() for event in batch)
+        _write(json_text(_record(event), ensure_ascii=False).encode() for event in batch)
     else:
         _write(_row(event) for event in batch)
 
@@ -101,8 +101,8 @@ def _record(event: Event) -> dict[str, object]:
 
 def _row(event: Event) -> bytes:
     at = event.enqueued_at.isoformat(" ", "milliseconds")[:23] if event.enqueued_at else "-"
-    key = "-" if event.key is None else _printable(event.key)
-    body = _printable(event.body.decode(errors="replace"))
+    key = "-" if event.key is None else printable(event.key)
+    body = printable(event.body.decode(errors="replace"))
     return _line(event.partition, str(event.sequence_number), at, key, body)
 
 
@@ -116,8 +116,3 @@ def _line(partition: str, number: str, at: str, key: str, body: str) -> bytes:
 
 def _cut(text: str, width: int) -> str:
     return text if len(text) <= width else f"{text[: width - 1]}…"
-
-
-def _printable(text: str) -> str:
-    """Escape control characters, so that they do not reach the terminal."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else "·" for c in text)

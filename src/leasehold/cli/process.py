@@ -31,7 +31,7 @@ from leasehold.cli.common import (
     store_url,
 )
 from leasehold.cli.process_handler import load_handler
-from leasehold.cli.tables import err
+from leasehold.cli.tables import err, lines_of
 from leasehold.clock import Clock, SystemClock
 from leasehold.core.balance import Strategy
 from leasehold.core.lease_timing import LeaseTiming
@@ -113,7 +113,7 @@ class ProcessOutput(logging.Handler):
             if len(self._shown) >= _MAX_TRACEBACKS:
                 self._shown.clear()
             self._shown.add(text)
-            err.print(text)
+            err.print(lines_of(text))
 
 
 @contextmanager

@@ -86,9 +86,9 @@ def _broken(name: str, error: Exception) -> LeaseholdError:
     ours = (__file__, "<frozen importlib", import_module.__code__.co_filename)
     own = [step for step in steps.stack if not step.filename.startswith(ours)]
     steps.stack = traceback.StackSummary.from_list(own)
-    from leasehold.cli.tables import err  # noqa: PLC0415 - rich takes its time
+    from leasehold.cli.tables import err, lines_of  # noqa: PLC0415 - rich takes its time
 
-    err.print("".join(steps.format()).rstrip())
+    err.print(lines_of("".join(steps.format()).rstrip()))
     return LeaseholdError(
         f"module {name!r} can not be imported: {type(error).__name__}: {error}. Its traceback is "
         "above"

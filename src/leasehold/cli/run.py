@@ -33,6 +33,7 @@ from leasehold.jobs.command.one_shot import Wrapper
 from leasehold.jobs.command.signal_queue import SignalQueue
 from leasehold.jobs.policy import OnCrash, Policy
 from leasehold.jobs.wish import Wish, moment_of
+from leasehold.printable import printable
 from leasehold.stores.sqlite.location import check_path, path_of
 
 if TYPE_CHECKING:
@@ -281,7 +282,7 @@ def _tell(status: ExitStatus, job: str, *, json: bool) -> None:
     if status.message and not quiet:
         _say(status.message)
     if json:
-        _write(lambda: sys.stderr.write(f"{status.line(job)}\n"))
+        _write(lambda: sys.stderr.write(f"{printable(status.line(job))}\n"))
 
 
 def _schedule(cron: str | None, every: str | None, tz: str | None) -> Schedule | None:

@@ -15,9 +15,9 @@ from typing import Annotated
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
+from leasehold.cli.tables import err, out
 from leasehold.core.balance import Strategy
 from leasehold.errors import UsageError
 from leasehold.testing.sim.checks import InvariantBroken
@@ -35,9 +35,6 @@ from leasehold.testing.sim.scenario import (
 _CHART_COLUMNS = 52
 _MAX_CHART_ROWS = 12
 _MAX_HOSTS, _MAX_PARTITIONS = 1_000, 100_000
-
-out = Console()
-err = Console(stderr=True)
 
 
 class SimulateOutput(StrEnum):
@@ -209,9 +206,9 @@ def _print_storms(summary: dict[str, object], broken: list[str]) -> None:
     table.add_row("violations", str(len(broken)), style="red" if broken else "green")
     out.print(table)
     for each in broken:
-        out.print(each, style="red", highlight=False)
+        out.print(each, style="red")
         seed = each.removeprefix("seed ").split(":", maxsplit=1)[0]
-        err.print(f"repeat it with: leasehold simulate --seed {seed}", highlight=False)
+        err.print(f"repeat it with: leasehold simulate --seed {seed}")
 
 
 # -------------------------------------------------------------------- scenarios
@@ -237,7 +234,7 @@ def _scenarios(
             tick()
     if svg_file is not None:
         svg_file.write_text(svg(runs[0]), encoding="utf-8")
-        err.print(f"picture: {svg_file}", highlight=False)
+        err.print(f"picture: {svg_file}")
     if output is SimulateOutput.JSON:
         numbers = [asdict(run.measured) for run in runs]
         out.print_json(json.dumps(numbers[0] if len(numbers) == 1 else {"runs": numbers}))
@@ -278,14 +275,15 @@ def _print_chart(run: ScenarioRun) -> None:
     hosts, free = lines[:-1], lines[-1]
     by_change = sorted(hosts, key=lambda each: len(set(each[1])), reverse=True)
     shown = by_change[:_MAX_CHART_ROWS]
-    out.print(f"\nkeys owned by each host over time, {run.measured.strategy}", highlight=False)
+    out.print()
+    out.print(f"keys owned by each host over time, {run.measured.strategy}")
     for name, line, last in [each for each in hosts if each in shown] + [free]:
-        out.print(f"{name:>9} {line:<{_CHART_COLUMNS}} {last:>5}", highlight=False)
+        out.print(f"{name:>9} {line:<{_CHART_COLUMNS}} {last:>5}")
     began_s, ended_s = window(run)
     axis = f"{began_s:.0f} s".ljust(_CHART_COLUMNS - 7) + f"{ended_s:.0f} s".rjust(7)
-    out.print(f"{'':>9} {axis}", highlight=False)
+    out.print(f"{'':>9} {axis}")
     if len(hosts) > len(shown):
-        out.print(f"{'':>9} ({len(hosts) - len(shown)} more hosts, not shown)", highlight=False)
+        out.print(f"{'':>9} ({len(hosts) - len(shown)} more hosts, not shown)")
 
 
 @contextmanager

@@ -6,22 +6,61 @@ broken. Commands that print no table leave this module alone: rich takes its tim
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import typer
 from rich import box
 from rich.cells import cell_len
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.table import Table
+from rich.text import Text
 
 from leasehold.cli.common import Column, Output, cell, seconds_cell, size_cell, time_cell
+from leasehold.printable import json_text, printable
 
-# What is printed are names and bytes of other people: nothing in them is markup.
-out = Console(markup=False, highlight=False, emoji=False)
-err = Console(markup=False, highlight=False, emoji=False, stderr=True, soft_wrap=True)
+
+class SafeConsole(Console):
+    """A console for names, notes and bytes of other parties: nothing in them is markup or control.
+
+    A text is one line: its line breaks are shown as escapes too. ``lines_of`` makes text that may
+    have several lines.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        """``options`` are those of ``Console``."""
+        super().__init__(markup=False, highlight=False, emoji=False, **options)
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print; each text in ``objects`` as one line."""
+        shown = (printable(each) if isinstance(each, str) else each for each in objects)
+        super().print(*shown, **options)
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterator[Segment]:
+        """Yield what is drawn; whatever it is made of, its text is printable."""
+        for segment in super().render(renderable, options):
+            if segment.control or segment.text.isprintable():
+                yield segment
+            else:
+                yield Segment(printable(segment.text, keep="\n"), segment.style)
+
+    def on_broken_pipe(self) -> None:
+        """Leave it to the command what the end of its pipe means."""
+        raise  # noqa: PLE0704 - called while the error is being handled
+
+
+def lines_of(text: str) -> Text:
+    """Return text of several lines, such as a traceback, to be printed."""
+    return Text(printable(text.expandtabs(), keep="\n"))
+
+
+out = SafeConsole()
+err = SafeConsole(stderr=True, soft_wrap=True)
 
 _NO_LIMIT = 100_000  # columns, where the output is not a terminal
 _GAP = 2  # between two columns
@@ -33,9 +72,9 @@ def print_rows(
     """Print rows; as JSON with all they have, as a table only its ``columns``."""
     if form is Output.JSONL:
         for row in rows:
-            typer.echo(json.dumps(row))
+            typer.echo(json_text(row))
     elif form is Output.JSON:
-        typer.echo(json.dumps(list(rows), indent=2))
+        typer.echo(json_text(list(rows), indent=2))
     else:
         print_table(table_of(rows, columns, title))
 
@@ -49,21 +88,14 @@ def print_table(table: Table) -> None:
     """Print a table: what must not be broken may be wider than the terminal."""
     width = line_width() if _fits(table) else _NO_LIMIT
     # A new console, because a console prints nothing that is wider than itself.
-    _PipeConsole(markup=False, highlight=False, emoji=False, width=width).print(table)
-
-
-class _PipeConsole(Console):
-    """A console that leaves it to the command what the end of its pipe means."""
-
-    def on_broken_pipe(self) -> None:
-        raise  # noqa: PLE0704 - called while the error is being handled
+    SafeConsole(width=width).print(table)
 
 
 def fitting_table(
     rows: Iterable[Mapping[str, object]], layouts: Sequence[Sequence[Column]], title: str = ""
 ) -> Table:
     """Return the table in the first layout that needs no folding, else in the last."""
-    rows, endless = list(rows), Console(width=_NO_LIMIT)
+    rows, endless = list(rows), SafeConsole(width=_NO_LIMIT)
     tables = [table_of(rows, each, title) for each in layouts]
     width = line_width()
     return next((each for each in tables if endless.measure(each).maximum <= width), tables[-1])
@@ -80,7 +112,7 @@ def table_of(
     """Return a table that hides nothing and breaks lines only in columns that fold."""
     table = Table(
         box=box.SIMPLE_HEAD,
-        title=title or None,
+        title=printable(title) or None,
         title_justify="left",
         show_edge=False,
         pad_edge=False,
@@ -106,7 +138,7 @@ def table_of(
 def print_record(record: Mapping[str, object], form: Output) -> None:
     """Print one thing: a line for each of its values, or one JSON object."""
     if form is not Output.TABLE:
-        typer.echo(json.dumps(record, indent=2 if form is Output.JSON else None))
+        typer.echo(json_text(record, indent=2 if form is Output.JSON else None))
         return
     print_table(record_table(record))
 
@@ -120,7 +152,7 @@ def record_table(record: Mapping[str, object], columns: Iterable[Column] = ()) -
     for name, value in record.items():
         column = known.get(name)
         if column is None:
-            table.add_row(*_named(name, value))
+            table.add_row(*map(printable, _named(name, value)))
         else:
             table.add_row(column.title or column.name, cell(value, column))
     return table

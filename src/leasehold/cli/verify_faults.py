@@ -10,11 +10,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import typer
-
 from leasehold.cli.common import (
     Output,
     counted,
+    echo,
 )
 from leasehold.cli.tables import print_rows
 from leasehold.errors import LeaseholdError
@@ -69,7 +68,7 @@ def print_faults(faults: Sequence[ShownFault], form: Output, *, partitions: bool
     """Print all faults on stdout."""
     if form is Output.TABLE:
         for fault in faults:
-            typer.echo(fault.line)
+            echo(fault.line)
         return
     rows: list[dict[str, object]] = [
         {"path": each.path, "volume": each.volume, "what": each.what} for each in faults

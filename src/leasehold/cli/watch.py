@@ -7,7 +7,6 @@ it is the first read; later it is shown, and the page is read again.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from leasehold.cli.common import (
     LOG_MAKES,
     Output,
     duration,
+    echo,
     shown_seconds,
     store_url,
     until_the_pipe_closes,
@@ -36,6 +36,7 @@ from leasehold.cli.tables import (
 )
 from leasehold.errors import InvalidDuration, StoreUnavailable
 from leasehold.insight import Inspector, open_inspector
+from leasehold.printable import json_text, printable
 
 _OPTION = "--watch"
 _EVERY = "2s"
@@ -110,7 +111,7 @@ def print_page(page: Page, form: Output) -> None:
     if form is Output.TABLE:
         _print_blocks(page.blocks)
     elif form is Output.JSON:
-        typer.echo(json.dumps(page.data, indent=2))
+        typer.echo(json_text(page.data, indent=2))
     else:
         _print_lines(page)
 
@@ -132,12 +133,12 @@ async def _again(url: str, read_page: PageReader, form: Output, every_s: float) 
                 _print_notes(page.notes)
             shown = page.notes
             if form is Output.JSON:
-                typer.echo(json.dumps(page.data))
+                typer.echo(json_text(page.data))
             elif form is Output.JSONL:
                 _print_lines(page)
             else:
                 _print_blocks(page.blocks)
-                typer.echo("")
+                echo("")
             await inspector.clock.sleep(every_s)
             page = await _next(inspector, read_page, page)
 
@@ -147,8 +148,9 @@ async def _paint(inspector: Inspector, read_page: PageReader, page: Page, every_
         while True:
             at = inspector.clock.utc_now().strftime("%H:%M:%SZ")
             foot = Text(f"\n{at}, again every {shown_seconds(every_s)}; Ctrl-C ends it", "dim")
-            notes = [Text(each, "yellow") for each in page.notes]
-            live.update(Group(*page.blocks, *notes, foot), refresh=True)
+            notes = [Text(printable(each), "yellow") for each in page.notes]
+            blocks = [printable(each) if isinstance(each, str) else each for each in page.blocks]
+            live.update(Group(*blocks, *notes, foot), refresh=True)
             await inspector.clock.sleep(every_s)
             page = await _next(inspector, read_page, page)
 
@@ -178,7 +180,7 @@ async def wait_until_done(
             if message is None:
                 return True
             if status is not None:
-                status.update(Text(message))
+                status.update(Text(printable(message)))
             elif message != shown:
                 err.print(message)
             shown = message
@@ -190,14 +192,14 @@ async def wait_until_done(
 def _print_blocks(blocks: Sequence[Table | str]) -> None:
     for block in blocks:
         if isinstance(block, str):
-            typer.echo(block)
+            echo(block)
         else:
             print_table(block)
 
 
 def _print_lines(page: Page) -> None:
     for row in [page.data] if isinstance(page.data, Mapping) else page.data:
-        typer.echo(json.dumps(row))
+        typer.echo(json_text(row))
 
 
 def _print_notes(notes: Sequence[str]) -> None:

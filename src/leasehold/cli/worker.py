@@ -20,7 +20,7 @@ from leasehold.cli.common import (
     shared_store_url,
 )
 from leasehold.cli.process_handler import imported
-from leasehold.cli.tables import err
+from leasehold.cli.tables import err, lines_of
 from leasehold.clock import Clock, SystemClock
 from leasehold.errors import LeaseholdError, UsageError
 from leasehold.jobs.worker.definition import Job
@@ -166,7 +166,7 @@ class _Lines(logging.Handler):
         self.say(record.getMessage())
         error = record.exc_info[1] if record.exc_info else None
         if error is not None and not isinstance(error, asyncio.CancelledError):
-            err.print(traceback_of(error).rstrip())
+            err.print(lines_of(traceback_of(error).rstrip()))
 
     def leave(self, name: str) -> None:
         """End the process: a thread that does not stop must not run beside its successor."""

@@ -14,6 +14,7 @@ from leasehold.clock import SystemClock, system_random
 from leasehold.errors import UsageError
 from leasehold.events.source_urls import open_ranges
 from leasehold.names import check_name, last_part
+from leasehold.printable import printable
 from leasehold.processor.events import EventBus
 from leasehold.runtime.stop_signals import stop_on_signals
 from leasehold.spark.pipeline.engine import Engine, RunContext
@@ -223,4 +224,4 @@ def leave_immediately(number: int) -> None:
 
 
 def _to_stderr(line: str) -> None:
-    sys.stderr.write(f"{line}\n")
+    sys.stderr.write(f"{printable(line)}\n")
