@@ -47,6 +47,8 @@ from leasehold.cli.tables import (
 from leasehold.cli.verify_faults import ShownFault, file_fault, print_faults, summary
 from leasehold.errors import FileExists, InvalidName, LeaseholdError, UnknownFile
 from leasehold.files.model import BlockState, FileState, FileStatus
+from leasehold.log.segment import count_lost_events
+from leasehold.log.streams import base_of
 
 if TYPE_CHECKING:
     from leasehold.files import Namespace
@@ -147,7 +149,7 @@ def recover(
         bool,
         typer.Option(
             "--accept-loss",
-            help="Volumes that do not answer are gone for good: end the file with what is left.",
+            help="What no volume has, or only volumes that do not answer, is gone for good.",
             metavar="",
         ),
     ] = False,
@@ -158,6 +160,10 @@ def recover(
 
     Its writer is shut out for good. While that writer was heard of within the soft limit (60 s),
     this only says who it is and exits with 4: add --execute to go on.
+
+    With --accept-loss the file ends with the longest part that is sound, piece by piece from all
+    volumes. What would be lost is shown first: add --execute to accept it. Acknowledged bytes that
+    are lost are an error: exit code 1, a line in the history, and a fault in verify.
     """
     limit, soft_s = duration(timeout, option="--timeout"), _soft_limit_s()
     with _opened(store) as files:
@@ -169,14 +175,20 @@ def recover(
                 "ago and may be writing. Recovery shuts it out; add --execute to do it."
             )
             raise typer.Exit(_HELD)
+        detail = _accepted_loss(files, status, form, execute=execute) if accept_loss else ""
         with err.status("recovering") as spinner:
             status = files.recover(
                 path,
                 timeout=limit,
                 accept_loss=accept_loss,
+                lost_detail=detail,
                 progress=lambda step: spinner.update(lines_of(step.step)),
             )
         print_record(_row(files, status), form)
+        lost = [loss for loss in files.losses(path) if loss.epoch == status.epoch]
+    if lost:
+        err.print(f"error: {path}: {lost[0].message}. Restore them from elsewhere.")
+        raise typer.Exit(1)
 
 
 @files_app.command("verify", epilog="leasehold files verify /orders")
@@ -441,6 +453,34 @@ def _plan(files: Namespace, status: FileStatus) -> dict[str, object]:
         "soft_limit_s": _soft_limit_s(),
         "would": "shut this writer out, end the file where its volumes agree, and close it",
     }
+
+
+def _accepted_loss(files: Namespace, status: FileStatus, form: Output, *, execute: bool) -> str:
+    """Return what will be lost, for the history; without ``execute`` print it and exit."""
+    plan = files.plan_recovery(status.path)
+    if not plan.lost_bytes and not plan.uncertain:
+        return ""
+    events = None
+    if base_of(status.path) is not None:
+        before = files.read(status.path).read_at(0, plan.length - len(plan.kept))
+        events = count_lost_events(before + plan.kept, plan.damaged)
+    if not execute:
+        record = _row(files, status) | {
+            "kept_bytes": plan.length,
+            "lost_bytes": plan.lost_bytes,
+            "lost_events": events,
+            "silent_volumes": list(plan.silent),
+            "uncertain": plan.uncertain or None,
+        }
+        print_record(record, form)
+        at_least = f", at least {counted(events, 'event')}" if events else ""
+        err.print(
+            f"nothing was done: {status.path} would end at byte {plan.length:,}, and "
+            f"{plan.lost_bytes:,} acknowledged bytes after it would be lost{at_least}. "
+            "Add --execute to accept it."
+        )
+        raise typer.Exit(_HELD)
+    return f"at least {counted(events, 'event')}" if events else ""
 
 
 def _blocks(files: Namespace, path: str) -> Iterator[dict[str, object]]:

@@ -15,6 +15,7 @@ module            what it decides or does
 ``block_writer``  writes one block to all its volumes
 ``fence``         fences the old writer of a replica, finds which of its last bytes are sound,
                   and seals them
+``block_pieces``  which copy has which piece, and how one gets the rest
 ``recovery``      fence, examine, agree (``leasehold.core.block_agreement``), seal, commit
 ``namespace``     opens files for one holder, and recovers those it needs
 ``renewer``       one renewal for all files of a holder
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from leasehold.files.model import (
         Block,
         BlockState,
+        FileLoss,
         FileOptions,
         FileState,
         FileStatus,
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
     )
     from leasehold.files.namespace import Namespace
     from leasehold.files.reader import FileReader
-    from leasehold.files.recovery import RecoveryProgress
+    from leasehold.files.recovery import RecoveryPlan, RecoveryProgress
     from leasehold.files.verify import Fault
     from leasehold.files.writer import FileWriter
 
@@ -53,6 +55,7 @@ __all__ = [
     "Block",
     "BlockState",
     "Fault",
+    "FileLoss",
     "FileOptions",
     "FileReader",
     "FileState",
@@ -60,6 +63,7 @@ __all__ = [
     "FileWriter",
     "HolderStatus",
     "Namespace",
+    "RecoveryPlan",
     "RecoveryProgress",
 ]
 
@@ -70,6 +74,7 @@ _HOMES = {
     "Block": "leasehold.files.model",
     "BlockState": "leasehold.files.model",
     "Fault": "leasehold.files.verify",
+    "FileLoss": "leasehold.files.model",
     "FileOptions": "leasehold.files.model",
     "FileReader": "leasehold.files.reader",
     "FileState": "leasehold.files.model",
@@ -77,6 +82,7 @@ _HOMES = {
     "FileWriter": "leasehold.files.writer",
     "HolderStatus": "leasehold.files.model",
     "Namespace": "leasehold.files.namespace",
+    "RecoveryPlan": "leasehold.files.recovery",
     "RecoveryProgress": "leasehold.files.recovery",
 }
 

@@ -193,6 +193,21 @@ def _first(copies: Sequence[_Copy], start: int, record: BlockRecord) -> bytes | 
     return None
 
 
+def read_pieces(
+    block: Block, records: Sequence[BlockRecord], volumes: Sequence[Volume], *, disk: Disk
+) -> bytes:
+    """Return the bytes of these pieces, from the first on, each from a volume that has it."""
+    kept = bytearray()
+    with ExitStack() as stack:
+        copies = [stack.enter_context(_Copy(each, block, disk=disk)) for each in volumes]
+        for record in records:
+            piece = _first(copies, len(kept), record)
+            if piece is None:
+                break
+            kept += piece
+    return bytes(kept)
+
+
 def missing_bytes(records: Sequence[BlockRecord], sound: Collection[int]) -> int:
     """Return how many bytes of these pieces a copy does not have."""
     missing = start = 0

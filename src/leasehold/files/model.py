@@ -280,6 +280,26 @@ class JournalEntry:
     detail: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileLoss:
+    """Acknowledged bytes that no volume had any more in a recovery: those after ``start``."""
+
+    epoch: int
+    at: str
+    start: int
+    lost_bytes: int
+    detail: str = ""
+
+    @property
+    def message(self) -> str:
+        """The loss as one sentence."""
+        detail = f" ({self.detail})" if self.detail else ""
+        return (
+            f"{self.lost_bytes} acknowledged bytes{detail} after byte {self.start} were lost "
+            f"before the recovery of {self.at}, under epoch {self.epoch}"
+        )
+
+
 _MIN_S = 0.01
 _MAX_S = 30 * 24 * 3600.0
 _MIN_BLOCK_BYTES = 4096

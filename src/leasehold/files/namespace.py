@@ -47,7 +47,7 @@ from leasehold.files.model import (
 )
 from leasehold.files.open_files import BoundedDisk
 from leasehold.files.reader import FileReader
-from leasehold.files.recovery import RecoveryContext, RecoveryProgress
+from leasehold.files.recovery import RecoveryContext, RecoveryPlan, RecoveryProgress
 from leasehold.files.renewer import Renewer
 from leasehold.files.verify import Fault, verify
 from leasehold.files.volumes import DEFAULT_REPLICATION, Volumes
@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from leasehold.errors import VolumeNewer
     from leasehold.files.disk import Disk
     from leasehold.files.model import (
+        FileLoss,
         FileStatus,
         HolderStatus,
         JournalEntry,
@@ -191,6 +192,7 @@ class FileOperations:
         reason: RecoveryReason,
         ticket: WriteTicket | None = None,
         accept_loss: bool = False,
+        lost_detail: str = "",
         progress: Callable[[RecoveryProgress], None] = lambda _: None,
     ) -> FileStatus:
         """Try once to recover a file; store the error of a failed attempt with the file."""
@@ -199,7 +201,11 @@ class FileOperations:
             return self._journal.status(path)
         try:
             return recovery.run_recovery(
-                begun, self._context, accept_loss=accept_loss, progress=progress
+                begun,
+                self._context,
+                accept_loss=accept_loss,
+                lost_detail=lost_detail,
+                progress=progress,
             )
         except (UnknownFile, RecoveryInProgress):
             raise
@@ -401,12 +407,15 @@ class Namespace:
         *,
         timeout: timedelta,
         accept_loss: bool = False,
+        lost_detail: str = "",
         progress: Callable[[RecoveryProgress], None] = lambda _: None,
     ) -> FileStatus:
         """Close a file, regardless of its holder, and wait until that is done.
 
-        ``accept_loss`` treats volumes that do not answer as lost for good: the file then ends with
-        what the others have, which may be nothing.
+        ``accept_loss`` treats what no volume has, or only volumes that do not answer, as lost for
+        good: the file then ends with the longest part that is sound, piece by piece, which may be
+        nothing. ``plan_recovery`` says before what that is. Acknowledged bytes that are lost are
+        in ``losses`` from then on, with ``lost_detail``.
 
         No limit applies: its writer is fenced. A recovery that another process began is waited
         for, and taken over when it has timed out.
@@ -422,7 +431,11 @@ class Namespace:
         for failures in count(1):
             try:
                 return self._operations.recover_now(
-                    path, reason=RecoveryReason.ASKED, accept_loss=accept_loss, progress=progress
+                    path,
+                    reason=RecoveryReason.ASKED,
+                    accept_loss=accept_loss,
+                    lost_detail=lost_detail,
+                    progress=progress,
                 )
             except UnknownFile:
                 raise
@@ -435,6 +448,15 @@ class Namespace:
                 progress(RecoveryProgress(path=path, step=f"waiting: {error}", attempt=failures))
                 self._closing.wait(min(pause_s, max(0.0, deadline - self._clock.boottime_s())))
         raise AssertionError("unreachable")  # pragma: no cover
+
+    def plan_recovery(self, path: str) -> RecoveryPlan:
+        """Return what ``recover`` with ``accept_loss`` would keep and lose; change nothing.
+
+        Raises:
+            UnknownFile: there is none.
+            TailUncertain: the copies contradict each other.
+        """
+        return recovery.plan_recovery(path, self._context)
 
     def is_closed(self, path: str) -> bool:
         """Return whether the file is complete.
@@ -503,6 +525,14 @@ class Namespace:
     def history(self, path: str, *, limit: int = 20) -> Sequence[JournalEntry]:
         """Return what was done to a file, newest first."""
         return self._journal.history(path, limit=limit)
+
+    def losses(self, path: str) -> Sequence[FileLoss]:
+        """Return the acknowledged bytes that recoveries of a file did not find on any volume.
+
+        Raises:
+            UnknownFile: there is none.
+        """
+        return self._journal.losses(self._journal.status(path).id)
 
     def refused(self) -> int:
         """Return how many steps of former owners were refused, ever."""

@@ -276,7 +276,8 @@ def _renamed_records(volume: Volume, block: Block, *, disk: Disk) -> tuple[str |
     return None, False
 
 
-def _read_records(volume: Volume, block: Block, *, disk: Disk) -> ParsedRecords | None:
+def read_records(volume: Volume, block: Block, *, disk: Disk) -> ParsedRecords | None:
+    """Return the records of a replica under its current name; None if it has none."""
     path: str | None = volume.meta_path(block.id, block.generation)
     for _ in range(_TRIES):
         if path is None:
@@ -293,7 +294,7 @@ def _after_restart(block: Block, volumes: Sequence[Volume], *, disk: Disk) -> in
     durable = 0
     for volume in volumes:
         try:
-            evidence = evidence_of(volume, _read_records(volume, block, disk=disk))
+            evidence = evidence_of(volume, read_records(volume, block, disk=disk))
             answer = examine(volume, block, evidence, disk=disk)
         except OSError:
             continue

@@ -9,18 +9,24 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from leasehold.core.block_agreement import agree
-from leasehold.errors import ProcessExhausted, RecoveryInProgress, VolumeUnusable
+from leasehold.errors import (
+    ProcessExhausted,
+    RecoveryInProgress,
+    TailUncertain,
+    VolumeUnusable,
+)
 from leasehold.files import fence as sealing
-from leasehold.files.block_pieces import merge_records, missing_bytes
+from leasehold.files import reader
+from leasehold.files.block_pieces import merge_records, missing_bytes, read_pieces
 from leasehold.files.fence import Superseded, examine, fence
-from leasehold.files.model import SealedBlock
+from leasehold.files.model import BlockState, SealedBlock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from leasehold.core.block_agreement import ReplicaAnswer
     from leasehold.files.block_meta import BlockRecord
@@ -28,7 +34,7 @@ if TYPE_CHECKING:
     from leasehold.files.fence import FenceEvidence
     from leasehold.files.journal import Journal
     from leasehold.files.model import Block, FileRecovery, FileStatus
-    from leasehold.files.volumes import Volumes
+    from leasehold.files.volumes import Volume, Volumes
 
 log = logging.getLogger("leasehold.files")
 
@@ -62,11 +68,13 @@ def run_recovery(
     context: RecoveryContext,
     *,
     accept_loss: bool = False,
+    lost_detail: str = "",
     progress: Callable[[RecoveryProgress], None] = lambda _: None,
 ) -> FileStatus:
     """Bring the file to its end and close it.
 
-    ``accept_loss``: an operator has decided that volumes which do not answer are lost for good.
+    ``accept_loss``: an operator has decided that what no volume has, or only volumes which do not
+    answer, is lost for good. ``lost_detail`` is kept with a loss.
     """
     block = recovery.block
     if block is None:
@@ -89,7 +97,9 @@ def run_recovery(
     if agreement.length:
         report(f"sealing at {agreement.length:,} bytes", found.bytes_read)
         sealed = _seal_replicas(recovery, block, agreement.length, found, context)
-    status = context.journal.commit_recovery(recovery, sealed, lost_bytes=agreement.lost)
+    status = context.journal.commit_recovery(
+        recovery, sealed, lost_bytes=agreement.lost, lost_detail=lost_detail
+    )
     if sealed is not None:
         _tidy_replicas(recovery, block, sealed, context)
     report("closed", found.bytes_read)
@@ -152,6 +162,12 @@ def _fence_replicas(recovery: FileRecovery, block: Block, context: RecoveryConte
             raise _overtaken(recovery, context, error) from error
         except (OSError, VolumeUnusable) as error:
             log.warning("%s: volume %s does not answer: %s", recovery.path, volume_id, error)
+    return _examine_replicas(recovery.path, block, evidence, context)
+
+
+def _examine_replicas(
+    path: str, block: Block, evidence: Mapping[str, FenceEvidence], context: RecoveryContext
+) -> _FencedBlock:
     records = merge_records(each.slots for each in evidence.values())
     answers: dict[str, ReplicaAnswer] = {}
     for volume_id, found in evidence.items():
@@ -165,8 +181,77 @@ def _fence_replicas(recovery: FileRecovery, block: Block, context: RecoveryConte
                 merged=records,
             )
         except OSError as error:
-            log.warning("%s: volume %s does not answer: %s", recovery.path, volume_id, error)
+            log.warning("%s: volume %s does not answer: %s", path, volume_id, error)
     return _FencedBlock(evidence=evidence, answers=answers, records=records)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoveryPlan:
+    """What a recovery that accepts the loss would keep; nothing was changed.
+
+    ``length`` is that of the file then, ``lost_bytes`` what had been acknowledged after it as far
+    as the volumes know that answer, and ``silent`` are those that do not. ``uncertain`` is why a
+    recovery refuses to end the file without being told; empty if it does not. ``kept`` are the
+    bytes of the last block that stay, ``damaged`` what each volume has in place of the lost ones.
+    """
+
+    path: str
+    length: int
+    lost_bytes: int = 0
+    silent: tuple[str, ...] = ()
+    uncertain: str = ""
+    kept: bytes = field(default=b"", repr=False)
+    damaged: tuple[bytes, ...] = field(default=(), repr=False)
+
+
+def plan_recovery(path: str, context: RecoveryContext) -> RecoveryPlan:
+    """Return what a recovery of the file with ``accept_loss`` would keep and lose.
+
+    Raises:
+        UnknownFile: there is none.
+        TailUncertain: the copies contradict each other.
+    """
+    status, blocks = context.journal.view(path)
+    if not blocks or blocks[-1].state is not BlockState.OPEN:
+        return RecoveryPlan(path=path, length=status.length)
+    block = blocks[-1]
+    evidence: dict[str, FenceEvidence] = {}
+    for volume_id in block.volumes:
+        with suppress(OSError, VolumeUnusable):
+            volume = context.volumes.readable(volume_id)
+            parsed = reader.read_records(volume, block, disk=context.disk)
+            evidence[volume_id] = sealing.evidence_of(volume, parsed)
+    found = _examine_replicas(path, block, evidence, context)
+    agreement = agree(block.volumes, found.answers, together=found.together, accept_loss=True)
+    uncertain = ""
+    try:
+        agree(block.volumes, found.answers, together=found.together)
+    except TailUncertain as error:
+        uncertain = str(error)
+    volumes = [context.volumes.get(each) for each in found.answers]
+    end = agreement.length
+    return RecoveryPlan(
+        path=path,
+        length=block.start + end,
+        lost_bytes=agreement.lost,
+        silent=tuple(each for each in block.volumes if each not in found.answers),
+        uncertain=uncertain,
+        kept=read_pieces(
+            block,
+            [record for record in found.records if record.end <= end],
+            volumes,
+            disk=context.disk,
+        ),
+        damaged=tuple(_bytes_after(block, end, agreement.lost, volumes, context)),
+    )
+
+
+def _bytes_after(
+    block: Block, end: int, size: int, volumes: Sequence[Volume], context: RecoveryContext
+) -> Iterator[bytes]:
+    for volume in volumes if size else ():
+        with suppress(OSError):
+            yield reader.read(block, volume, end, size, disk=context.disk)
 
 
 def _seal_replicas(

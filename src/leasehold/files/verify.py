@@ -1,4 +1,7 @@
-"""Compare every byte of a file, on every volume, with its checksums and with the journal."""
+"""Compare every byte of a file, on every volume, with its checksums and with the journal.
+
+Bytes that were acknowledged and lost are a fault for as long as the file exists.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,10 @@ def verify(
     that is being written is skipped: it has no end yet.
     """
     status, blocks = context.journal.view(path)
-    found: list[Fault] = []
+    found = [
+        Fault(path=status.path, volume="-", what=loss.message)
+        for loss in context.journal.losses(status.id)
+    ]
     for block in blocks:
         if block.state is not BlockState.COMPLETE:
             continue

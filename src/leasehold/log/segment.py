@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_left, bisect_right
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -53,7 +54,7 @@ from leasehold.log.segment_format import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from leasehold.log.segment_format import SegmentHeader, View
 
@@ -287,6 +288,30 @@ def verify(view: View, length: int | None = None, *, open_end: bool = False) -> 
     except (DataDamaged, StoreUnusable) as error:
         return [str(error)]
     return _Examination(view, segment).run(open_end=open_end)
+
+
+def count_lost_events(kept: View, damaged: Iterable[View]) -> int | None:
+    """Return how many events followed the ``kept`` part of a segment; None if that is not known.
+
+    ``damaged`` are copies of the bytes after it, in which frames are looked for whose headers are
+    sound. It is the least number: headers of later frames may be lost too.
+    """
+    try:
+        segment = Segment(kept)
+        frames = list(segment.frames())
+    except (DataDamaged, StoreUnusable):
+        return None
+    start = frames[-1].end if frames else SEGMENT_HEADER_BYTES
+    next_sequence = frames[-1].next_sequence if frames else segment.header.base_sequence
+    highest = next_sequence
+    for copy in damaged:
+        rest = bytes(memoryview(kept)[start:]) + bytes(copy)
+        for position in range(0, len(rest), ALIGNMENT_BYTES):
+            with suppress(DataDamaged):
+                header = parse_header(rest, position)
+                if header.offset == segment.header.base_offset + start + position:
+                    highest = max(highest, header.next_sequence)
+    return highest - next_sequence or None
 
 
 class _Examination:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,7 +28,11 @@ from leasehold.errors import (
     UsageError,
     VolumeUnusable,
 )
+from leasehold.events import Event
 from leasehold.files import Namespace
+from leasehold.files.block_meta import HEADER_BYTES, RECORD_BYTES
+from leasehold.log import Log
+from leasehold.log.streams import segment_path
 
 LONG = "/orders/" + "/".join(["a-long-name"] * 8)
 
@@ -385,3 +390,67 @@ def test_volumes_say_why_they_can_not_be_used(
     assert rows["one"]["free_bytes"] > 0
     assert (rows["two"]["usable"], rows["two"]["free_bytes"]) == (False, None)
     assert "mounted" in rows["two"]["trouble"]
+
+
+def _damage(files: Namespace, path: str, position: int) -> None:
+    """Flip one bit of one record on every volume; the file is open and its writer is gone."""
+    (block,) = files.read(path).blocks
+    for volume in files.volumes:
+        meta = Path(volume.meta_path(block.id, block.generation))
+        raw = bytearray(meta.read_bytes())
+        raw[HEADER_BYTES + RECORD_BYTES * position + 9] ^= 1
+        meta.write_bytes(raw)
+
+
+@pytest.mark.spec("F8")
+def test_accept_loss_says_first_what_is_lost_keeps_the_rest_and_exits_with_1(
+    leasehold: CommandLine, files: Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = files.create("/a")
+    for number in range(10):
+        writer.write(b"%d" % number)
+        writer.sync()
+    writer.leave_behind()
+    _damage(files, "/a", 7)
+    monkeypatch.setattr("leasehold.cli.files._soft_limit_s", lambda: 0.0)
+    plan = leasehold("files", "recover", "/a", "--accept-loss", "-ojson")
+    assert plan.code == 4
+    assert (plan.json["kept_bytes"], plan.json["lost_bytes"]) == (7, 3)
+    assert "3 acknowledged bytes after it would be lost. Add --execute" in plan.err
+    assert not files.is_closed("/a")
+    done = leasehold("files", "recover", "/a", "--accept-loss", "--execute")
+    assert done.code == 1
+    assert "3 acknowledged bytes after byte 7 were lost" in done.err
+    assert files.read("/a").read() == b"0123456"
+    verified = leasehold("files", "verify", "/a")
+    assert (verified.code, "3 acknowledged bytes" in verified.out) == (1, True)
+    assert "without fault" not in verified.err
+
+
+@pytest.mark.spec("F8")
+def test_accept_loss_counts_the_events_of_a_segment(
+    leasehold: CommandLine, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Log.open(store, volumes=[tmp_path / "one"]) as log:
+        log.create("orders", partitions=1)
+        with log.producer("orders") as producer:
+            for number in range(6):
+                producer.send(Event(body=b"%d" % number)).result(120)
+            path = segment_path("orders", 0, 0)
+            _damage(log.files, path, 3)
+            shutil.copytree(tmp_path / "one", tmp_path / "kept")
+            shutil.copy(tmp_path / "files.db", tmp_path / "kept.db")
+            shutil.copy(tmp_path / "files.db-wal", tmp_path / "kept.db-wal")
+    for name in ("one", "files.db", "files.db-wal"):  # as if its process had been killed
+        found = tmp_path / name
+        shutil.rmtree(found) if found.is_dir() else found.unlink(missing_ok=True)
+    (tmp_path / "kept").rename(tmp_path / "one")
+    (tmp_path / "kept.db").rename(tmp_path / "files.db")
+    (tmp_path / "kept.db-wal").rename(tmp_path / "files.db-wal")
+    monkeypatch.setattr("leasehold.cli.files._soft_limit_s", lambda: 0.0)
+    plan = leasehold("files", "recover", path, "--accept-loss", "-ojson")
+    assert plan.code == 4
+    assert plan.json["lost_events"] == 3
+    done = leasehold("files", "recover", path, "--accept-loss", "--execute")
+    assert (done.code, "at least 3 events" in done.err) == (1, True)
+    assert "at least 3 events" in leasehold("files", "show", path).out

@@ -102,9 +102,9 @@ def test_one_copy_is_damaged_late_and_one_early_and_nothing_is_lost(
 
 @pytest.mark.spec("F8")
 def test_the_last_synced_piece_is_damaged_on_every_volume_and_that_is_an_error(
-    one: World, caplog: pytest.LogCaptureFixture
+    both: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    files, others = one.open(), one.open("other")
+    files, others = both.open(), both.open("other")
     _written(files, "/a")
     for data in _paths(files, "/a")[0]:
         _flip(data, 81)
@@ -114,6 +114,13 @@ def test_the_last_synced_piece_is_damaged_on_every_volume_and_that_is_an_error(
     assert "/a: 2 bytes after byte 80 had been acknowledged and are lost" in record.getMessage()
     assert steps(others, "/a")[-2:] == ["lost", "recovered"]
     assert others.history("/a")[1].detail == "2 acknowledged bytes from byte 80 on"
+    (loss,) = others.losses("/a")
+    assert (loss.start, loss.lost_bytes) == (80, 2)
+    (fault,) = others.verify("/a")
+    assert (fault.volume, fault.what) == ("-", loss.message)
+    with others.append("/a") as more:
+        more.write(b"more")
+    assert [each.what for each in others.verify("/a")] == [loss.message]  # it stays known
 
 
 @pytest.mark.spec("F8")

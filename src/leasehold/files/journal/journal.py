@@ -16,7 +16,7 @@ from leasehold.clock import SystemClock
 from leasehold.errors import UnknownFile
 from leasehold.files.journal import steps
 from leasehold.files.journal.group_commit import MAX_STEPS, ExpectedRead, JournalGroupCommit
-from leasehold.files.journal.rows import FileRow, blocks_of, entry_of
+from leasehold.files.journal.rows import FileRow, blocks_of, entry_of, loss_of
 from leasehold.files.journal.unit_of_work import KEPT_LINES, JournalWork, as_json
 from leasehold.files.model import NO_MARK, below, check_directory, check_path
 from leasehold.stores.blocking import named_queries, open_blocking
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         Block,
         FileHolder,
         FileLeaseLimits,
+        FileLoss,
         FileRecovery,
         FileStatus,
         HolderStatus,
@@ -384,6 +385,16 @@ class Journal:
             return [entry_of(row) for row in work.tx.all("history", file_id=file_id, limit=limit)]
 
         return self._read(query)
+
+    def losses(self, file_id: int) -> builtins.list[FileLoss]:
+        """Return the acknowledged bytes that recoveries of a file did not find any more."""
+        return self._read(
+            lambda work: [loss_of(row) for row in work.tx.all("losses", file_id=file_id)]
+        )
+
+    def block(self, block_id: int) -> Block | None:
+        """Return the block of this id; None if its file is gone."""
+        return self._read(lambda work: steps.block_by_id(work, block_id))
 
     def changes(
         self, prefix: str = "/", *, after: int | None = None

@@ -351,6 +351,17 @@ WHERE fs_block.id = json_extract(sealed.value, '$.id');
 -- name: block_drop
 DELETE FROM fs_block WHERE id = :id;
 
+-- name: loss_add
+INSERT INTO fs_loss (file_id, epoch, at, start, bytes, detail)
+VALUES (:file_id, :epoch, :at, :start, :bytes, :detail);
+
+-- name: losses
+SELECT epoch, at, start, bytes, detail FROM fs_loss WHERE file_id = :file_id ORDER BY epoch;
+
+-- name: losses_drop_of_range
+DELETE FROM fs_loss
+WHERE file_id IN (SELECT fs_file.id FROM fs_file WHERE fs_file.path >= :low AND fs_file.path < :high);
+
 -- name: blocks_drop_of_range
 DELETE FROM fs_block
 WHERE file_id IN (SELECT fs_file.id FROM fs_file WHERE fs_file.path >= :low AND fs_file.path < :high);

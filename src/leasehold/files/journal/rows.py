@@ -18,6 +18,7 @@ from leasehold.errors import (
 from leasehold.files.model import (
     Block,
     BlockState,
+    FileLoss,
     FileState,
     FileStatus,
     HolderStatus,
@@ -172,6 +173,12 @@ def entry_of(row: tuple[Any, ...]) -> JournalEntry:
         holder=holder,
         detail=detail,
     )
+
+
+def loss_of(row: tuple[Any, ...]) -> FileLoss:
+    """Convert a row of the query ``losses``."""
+    epoch, at, start, lost_bytes, detail = row
+    return FileLoss(epoch=epoch, at=at, start=start, lost_bytes=lost_bytes, detail=detail)
 
 
 def unknown(path: str) -> UnknownFile:

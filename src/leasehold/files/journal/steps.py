@@ -331,6 +331,7 @@ def _remove_range(work: JournalWork, low: str, high: str) -> None:
     work.tx.run("replicas_trash_of_range", low=low, high=high)
     work.tx.run("replicas_drop_of_range", low=low, high=high)
     work.tx.run("blocks_drop_of_range", low=low, high=high)
+    work.tx.run("losses_drop_of_range", low=low, high=high)
     work.tx.run("files_drop", low=low, high=high)
 
 
@@ -696,6 +697,15 @@ def commit(
     step = "tail dropped" if dropped else "recovered"
     if lost_bytes:
         end = held.row.length + (0 if tail is None else tail.length)
+        work.tx.run(
+            "loss_add",
+            file_id=held.row.id,
+            epoch=recovery.id,
+            at=work.wall,
+            start=end,
+            bytes=lost_bytes,
+            detail=lost_detail,
+        )
         detail = f"{lost_bytes} acknowledged bytes from byte {end} on"
         _note_write(work, "lost", held, f"{detail}; {lost_detail}" if lost_detail else detail)
     return close(work, held, held.block, tail, generation=recovery.id, step=step)
