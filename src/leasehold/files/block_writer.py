@@ -11,6 +11,7 @@ so a writer that was paused before it began cannot begin afterwards.
 
 from __future__ import annotations
 
+import errno
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
@@ -46,7 +47,7 @@ _CLOSED: Final = -1
 class OpenReplica:
     """The descriptors of one replica. Every method raises ``OSError`` if the volume fails."""
 
-    __slots__ = ("_disk", "_meta_path", "_records", "data", "directory", "id", "mark", "meta")
+    __slots__ = ("_disk", "_files", "_records", "data", "directory", "id", "mark", "meta")
 
     def __init__(
         self, volume: Volume, *, block_id: int, generation: int, header: bytes, disk: Disk
@@ -55,14 +56,19 @@ class OpenReplica:
         self.id = volume.id
         self.directory = volume.directory(block_id)
         self._disk = disk
-        self._meta_path = volume.meta_path(block_id, generation)
         self._records = 0
         self.data = self.meta = _CLOSED
         # Before the first file of the block: an older database must find that it is older.
         self.mark = volume.open_mark(block_id, generation, disk=disk)
         try:
-            self.meta = disk.create(self._meta_path, what="meta")
-            self.data = disk.create(volume.data_path(block_id), what="data")
+            meta_path = volume.meta_path(block_id, generation)
+            data_path = volume.data_path(block_id)
+            self.meta = disk.create(meta_path, what="meta")
+            self.data = disk.create(data_path, what="data")
+            self._files = (
+                (meta_path, disk.identity(self.meta)),
+                (data_path, disk.identity(self.data)),
+            )
             disk.write_at(self.meta, header, 0, what="header")
         except BaseException:
             self.close()
@@ -79,11 +85,19 @@ class OpenReplica:
         self._records += len(records) // RECORD_BYTES
 
     def check(self) -> None:
-        """Return if the meta file still has its name: no recovery has fenced this writer."""
-        if not self._disk.exists(self._meta_path):
-            raise FileNotFoundError(
-                2, "the meta file is gone: the block was fenced or removed", self._meta_path
-            )
+        """Return if both files still have their names: no recovery has fenced this writer.
+
+        A file of the same name that is not the one which was made here does not count: what is
+        written goes to the other one, which no reader finds.
+        """
+        for path, identity in self._files:
+            found = self._disk.identity_at(path)
+            if found is None:
+                raise FileNotFoundError(
+                    errno.ENOENT, "the file is gone: the block was fenced or removed", path
+                )
+            if found != identity:
+                raise OSError(errno.ESTALE, "another file has this name now", path)
 
     def acknowledge(self, cell: bytes) -> None:
         """Publish the length that readers may see."""

@@ -48,6 +48,10 @@ class Disk(Protocol):
         """Return what distinguishes an open file from any other that has its path later."""
         ...
 
+    def identity_at(self, path: str) -> object:
+        """Return the same for the file that has this path now; None if there is none."""
+        ...
+
     def exists(self, path: str) -> bool:
         """Return whether the path exists; raise if that is not known."""
         ...
@@ -135,13 +139,17 @@ class SystemDisk:
         found = os.fstat(fd)
         return found.st_dev, found.st_ino
 
+    def identity_at(self, path: str) -> object:
+        """Return the device and the inode of the file at a path; None if there is none."""
+        try:
+            found = os.stat(path)  # noqa: PTH116 - the fastest way, and it is asked at every flush
+        except FileNotFoundError:
+            return None
+        return found.st_dev, found.st_ino
+
     def exists(self, path: str) -> bool:
         """Return whether the path exists."""
-        try:
-            os.stat(path)  # noqa: PTH116 - the fastest way, and it is asked at every flush
-        except FileNotFoundError:
-            return False
-        return True
+        return self.identity_at(path) is not None
 
     def sync(self, fds: Sequence[int], *, what: str) -> Mapping[int, OSError]:  # noqa: ARG002
         """Make the contents of these files durable, in parallel: the kernel waits once for all."""

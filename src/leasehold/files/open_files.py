@@ -270,6 +270,10 @@ class BoundedDisk:
         """Return what distinguishes an open file from others."""
         return self._on(fd, self._disk.identity)
 
+    def identity_at(self, path: str) -> object:
+        """Return what distinguishes the file that has this path; None if there is none."""
+        return _checked(lambda: self._disk.identity_at(path))
+
     def exists(self, path: str) -> bool:
         """Return whether the path exists."""
         return _checked(lambda: self._disk.exists(path))

@@ -71,6 +71,10 @@ class PassingDisk:
         """Return what distinguishes an open file from others."""
         return self.disk.identity(fd)
 
+    def identity_at(self, path: str) -> object:
+        """Return what distinguishes the file at a path from others."""
+        return self.disk.identity_at(path)
+
     def exists(self, path: str) -> bool:
         """Return whether the path exists."""
         return self.disk.exists(path)
@@ -471,6 +475,11 @@ class FailingDisk(PassingDisk):
         """Return the size of the file."""
         self._meet(self.paths[fd])
         return super().size(fd)
+
+    def identity_at(self, path: str) -> object:
+        """Return what distinguishes the file at a path from others."""
+        self._meet(path)
+        return super().identity_at(path)
 
     def exists(self, path: str) -> bool:
         """Return whether the path exists."""

@@ -15,6 +15,7 @@ from tests.support.blocks import (
     FILE,
     GENERATION,
     ID,
+    META,
     OTHER_BOOT,
     Journal,
     complete_block,
@@ -245,6 +246,25 @@ def test_a_meta_file_that_is_gone_is_noticed_at_the_next_flush(tmp_path: Path) -
     writer = writer_on(volumes, journal=journal)
     writer.write_piece(b"one")
     Path(volumes[0].meta_path(ID, GENERATION)).unlink()
+    writer.acknowledge()
+    assert (journal.dropped, writer.volumes) == (["v1"], ("v2",))
+    writer.close()
+
+
+@pytest.mark.spec("F7")
+@pytest.mark.parametrize("ending", [META, ".data"])
+def test_a_file_that_was_replaced_by_another_takes_its_volume_out(
+    tmp_path: Path, ending: str
+) -> None:
+    volumes = volumes_in(tmp_path)
+    journal = Journal()
+    writer = writer_on(volumes, journal=journal)
+    writer.write_piece(b"hello")
+    writer.acknowledge()
+    path = Path(volumes[0].directory(ID)) / f"{ID:016x}{ending}"
+    path.rename(path.with_suffix(".moved"))
+    path.write_bytes(path.with_suffix(".moved").read_bytes())
+    writer.write_piece(b"world")
     writer.acknowledge()
     assert (journal.dropped, writer.volumes) == (["v1"], ("v2",))
     writer.close()

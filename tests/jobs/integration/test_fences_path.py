@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 from tests.support import run_directory
@@ -224,6 +225,32 @@ def test_a_second_writer_is_told_who_is_replacing_the_file(target: Path) -> None
             pass
     assert told.value.epoch == 1
     write(target, 2, NEW)
+
+
+def test_a_lock_on_a_file_that_was_replaced_does_not_count(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock file is exchanged after it was opened; another process has locked the new one."""
+    write(target, 1, OLD)
+    path = target.with_name(".report.csv.lock")
+    taken: list[BinaryIO] = []
+    flock = fcntl.flock
+
+    def exchanged(file: BinaryIO, how: int) -> None:
+        if not taken:
+            path.rename(path.with_suffix(".moved"))
+            taken.append(path.open("w+b"))
+            flock(taken[0], fcntl.LOCK_EX)
+        flock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", exchanged)
+    impatient = FencedPath(target, patience=timedelta(seconds=0.05))
+    with pytest.raises(JobHeld), impatient.replace(2) as file:
+        file.write(NEW)
+    assert (target.read_bytes(), impatient.highest_epoch()) == (OLD, 1)  # it did not even begin
+    taken[0].close()
+    write(target, 2, NEW)
+    assert target.read_bytes() == NEW
 
 
 @pytest.mark.process

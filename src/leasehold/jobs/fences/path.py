@@ -215,21 +215,19 @@ class FencedPath:
         """
         stopwatch, never = SystemClock().boottime_s, threading.Event()
         lock_wait = LockWait(self._lock_timeout_s, rng=system_random(), stopwatch=stopwatch)
-        with self._lock.open("a+b") as lock:
-            while True:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if not lock_wait.pause(never):
-                        raise self._busy(lock) from None
-            try:
-                lock.truncate(0)
-                lock.write(f"{number} process {os.getpid()} on {host_name()}\n".encode())
-                lock.flush()
-                yield
-            finally:
-                fcntl.flock(lock, fcntl.LOCK_UN)
+        while True:
+            with self._lock.open("a+b") as lock:
+                if _is_locked_now(lock, self._lock):
+                    try:
+                        lock.truncate(0)
+                        lock.write(f"{number} process {os.getpid()} on {host_name()}\n".encode())
+                        lock.flush()
+                        yield
+                    finally:
+                        fcntl.flock(lock, fcntl.LOCK_UN)
+                    return
+                if not lock_wait.pause(never):
+                    raise self._busy(lock)
 
     def _busy(self, lock: BinaryIO) -> JobHeld:
         lock.seek(0)
@@ -242,6 +240,20 @@ class FencedPath:
             epoch=int(epoch) if epoch.isdecimal() else 0,
             ends_in_s=0.0,
         )
+
+
+def _is_locked_now(lock: BinaryIO, path: Path) -> bool:
+    """Lock the file if no other process has; False too if it is not the one at ``path`` any more.
+
+    A lock on a file that was removed or renamed keeps no process out: others lock the new one.
+    """
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    with suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(lock.fileno()), path.stat())
+    return False
 
 
 @contextmanager
