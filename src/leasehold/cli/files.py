@@ -47,7 +47,6 @@ from leasehold.cli.tables import (
 from leasehold.cli.verify_faults import ShownFault, file_fault, print_faults, summary
 from leasehold.errors import FileExists, InvalidName, LeaseholdError, UnknownFile
 from leasehold.files.model import BlockState, FileState, FileStatus
-from leasehold.log.segment import count_lost_events
 from leasehold.log.streams import base_of
 
 if TYPE_CHECKING:
@@ -462,6 +461,8 @@ def _accepted_loss(files: Namespace, status: FileStatus, form: Output, *, execut
         return ""
     events = None
     if base_of(status.path) is not None:
+        from leasehold.log.segment import count_lost_events  # noqa: PLC0415 - Arrow takes its time
+
         before = files.read(status.path).read_at(0, plan.length - len(plan.kept))
         events = count_lost_events(before + plan.kept, plan.damaged)
     if not execute:
