@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +23,7 @@ from tests.support.delta_tables import (
 from tests.support.local_frames import local_frame
 
 from leasehold.clock import SystemClock
-from leasehold.errors import FencedWrite, SinkChanged, SinkUnfit, StoreUnavailable
+from leasehold.errors import BatchFailed, FencedWrite, SinkChanged, SinkUnfit, StoreUnavailable
 from leasehold.spark import DeltaSink, SinkPosition
 from leasehold.spark.sinks.delta.table_log import DeltaLog
 
@@ -70,6 +71,44 @@ def test_the_same_commit_again_is_harmless(table: Path) -> None:
     sink.discard(rows)
     assert numbers(table) == list(range(10))
     assert len(data_files(table)) == 1
+
+
+@pytest.mark.spec("S4")
+@pytest.mark.parametrize("left_bytes", [None, 0, 100])
+def test_a_staged_file_that_is_missing_or_short_is_not_committed(
+    table: Path, left_bytes: int | None
+) -> None:
+    sink = opened(table)
+    sink.fence(GROUP, {"0": 1})
+    put(sink, table, ("0", 0, 10, 1))
+    each, version = batch(("0", 10, 20, 1)), DeltaTable(table).version()
+    before = data_files(table)
+    rows = staged(table, each)
+    (file,) = data_files(table) - before
+    if left_bytes is None:
+        (table / file).unlink()
+    else:
+        os.truncate(table / file, left_bytes)
+    with pytest.raises(BatchFailed, match=r"staged file .* (is missing|bytes)") as refused:
+        sink.commit(rows, each)
+    assert refused.value.ranges == ("0[10, 20)",)
+    sink.discard(rows)
+    assert data_files(table) == before
+    assert DeltaTable(table).version() == version
+    sink.commit(staged(table, each), each)
+    assert numbers(table) == list(range(20))
+
+
+@pytest.mark.spec("S4")
+def test_a_commit_that_was_done_is_reported_done_though_its_files_are_gone(table: Path) -> None:
+    sink = opened(table)
+    sink.fence(GROUP, {"0": 1})
+    each = batch(("0", 0, 10, 1))
+    rows = staged(table, each)
+    first = sink.commit(rows, each)
+    for file in data_files(table):
+        (table / file).unlink()
+    assert sink.commit(rows, each) == first
 
 
 @pytest.mark.spec("B5", "S4")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sqlite3
 from collections.abc import Iterator
@@ -40,6 +41,27 @@ def setup(tmp_path: Path) -> Iterator[ParquetSetup]:
 
 def _files(setup: ParquetSetup) -> set[str]:
     return {str(path) for path in setup.directory.rglob("*.parquet")}
+
+
+@pytest.mark.spec("S4")
+@pytest.mark.parametrize("left_bytes", [None, 0, 100])
+def test_a_staged_file_that_is_missing_or_short_is_not_committed(
+    setup: ParquetSetup, left_bytes: int | None
+) -> None:
+    sink, batch = setup.sink(), batch_of(("0", 0, 4, 1))
+    staged = sink.stage(setup.frame(rows_of(0, 4)), batch)
+    file = Path(max(_files(setup)))
+    if left_bytes is None:
+        file.unlink()
+    else:
+        os.truncate(file, left_bytes)
+    with pytest.raises(BatchFailed, match=r"staged file .* (is missing|bytes)") as refused:
+        sink.commit(staged, batch)
+    assert refused.value.ranges == ("0[0, 4)",)
+    sink.discard(staged)
+    assert not _files(setup)
+    put(setup, sink, batch, rows_of(0, 4))
+    assert setup.rows() == rows_of(0, 4)
 
 
 def test_a_sweep_removes_what_was_never_committed(setup: ParquetSetup) -> None:

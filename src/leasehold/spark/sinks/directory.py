@@ -10,11 +10,13 @@ import errno
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from leasehold.errors import SinkUnfit, VolumeUnusable
+from leasehold.errors import BatchFailed, SinkUnfit, VolumeUnusable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
+
+    from leasehold.spark.sinks.port import Batch
 
 # What a sink of each kind has in its directory, from its first step on.
 POINTER = "_leasehold.json"
@@ -45,6 +47,31 @@ def make_directory(directory: Path, *, sink: str) -> None:
     """Make it and its parents; an existing one is left as it is."""
     with sink_errors(sink, "made"):
         directory.mkdir(parents=True, exist_ok=True)
+
+
+def refuse_incomplete(
+    sink: str,
+    batch: Batch,
+    files: Iterable[tuple[str, int]],
+    size_of: Callable[[str], int | None],
+) -> None:
+    """Check that each staged file exists and has its size, just before the commit that names it.
+
+    A cleaner may have deleted a file since it was staged, and a disk may have lost its end.
+
+    Raises:
+        BatchFailed: a file is missing or has another size; the batch must be staged again.
+    """
+    for path, size_bytes in files:
+        found = size_of(path)
+        if found != size_bytes:
+            state = "is missing" if found is None else f"has {found:,} bytes"
+            raise BatchFailed(
+                f"the staged file {path} of {sink} {state}, and {size_bytes:,} bytes were written "
+                f"for {batch.label}. Nothing was committed. The batch is staged again; if this "
+                "repeats, look for a program that deletes files there, and at the disk",
+                ranges=tuple(str(each.range) for each in batch.shares),
+            )
 
 
 @contextmanager

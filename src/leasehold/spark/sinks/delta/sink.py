@@ -34,7 +34,13 @@ from leasehold.spark.sinks.delta.commit_rules import (
 from leasehold.spark.sinks.delta.files import PREFIX, RESULT, DataFile, TaskWriter, parse_results
 from leasehold.spark.sinks.delta.storage import storage_at
 from leasehold.spark.sinks.delta.table_log import Conflict, DeltaLog
-from leasehold.spark.sinks.directory import PARQUET, make_directory, refuse_taken, sink_errors
+from leasehold.spark.sinks.directory import (
+    PARQUET,
+    make_directory,
+    refuse_incomplete,
+    refuse_taken,
+    sink_errors,
+)
 from leasehold.spark.sinks.port import SinkPosition, Staged, Written
 
 if TYPE_CHECKING:
@@ -278,6 +284,7 @@ class DeltaSink:
         Raises:
             FencedWrite: an epoch is higher: another process owns the partition in ``key``.
             SinkChanged: the table was changed by others.
+            BatchFailed: a staged file is missing or has another size; nothing was committed.
             StoreUnavailable: unknown whether it was done: call it again.
         """
         inside: StagedFiles = staged.inside
@@ -295,6 +302,8 @@ class DeltaSink:
                     self.discard(staged)  # a commit that was offered keeps its files
                     return inside.written
                 self._refuse_other_columns(inside)
+                sizes = ((each.path, each.size_bytes) for each in inside.files)
+                refuse_incomplete(self.name, batch, sizes, self._storage.size_bytes)
                 if self._try_commit(inside, batch, on=on):
                     for each in batch.shares:
                         kept = SinkPosition(position=each.range.end, epoch=each.epoch)

@@ -74,6 +74,16 @@ class Storage:
         info = self.open_fs().get_file_info(path)
         return None if info.type == fs.FileType.NotFound else (info.size, info.mtime_ns or 0)
 
+    def size_bytes(self, path: str) -> int | None:
+        """Return the size of the file; None if there is none."""
+        if self.local is not None:
+            try:
+                return (self.local / path).stat().st_size
+            except FileNotFoundError:
+                return None
+        info = self.open_fs().get_file_info(path)
+        return None if info.type == fs.FileType.NotFound else int(info.size)
+
     def names(self, directory: str) -> list[str]:
         """Return the sorted file names of a directory; none if it does not exist."""
         if self.local is not None:

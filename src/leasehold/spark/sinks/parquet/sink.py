@@ -22,7 +22,7 @@ from leasehold.clock import SystemClock, new_suffix, new_token
 from leasehold.errors import BatchFailed, LeaseholdError, SinkUnfit, UsageError
 from leasehold.spark import reading
 from leasehold.spark.sinks.commit_ledger import CommitLedger
-from leasehold.spark.sinks.directory import DELTA, refuse_taken
+from leasehold.spark.sinks.directory import DELTA, refuse_incomplete, refuse_taken
 from leasehold.spark.sinks.parquet.files import (
     WrittenFile,
     batch_of,
@@ -243,7 +243,8 @@ class ParquetSink:
         """Commit the staged rows together with the positions.
 
         Raises:
-            BatchFailed: its files were swept in the meantime; stage it again.
+            BatchFailed: its files were swept in the meantime, or one is missing or has another
+                size; stage it again.
             SinkUnfit: another process was first, with other columns.
         """
         inside: _StagedParquet = staged.inside
@@ -253,6 +254,8 @@ class ParquetSink:
             if committed is not None:
                 return committed, False
             self._check_not_swept(tx, inside, batch)
+            sizes = ((each.path, each.bytes) for each in inside.files)
+            refuse_incomplete(self.name, batch, sizes, self._size_bytes)
             self._keep_columns(tx, inside.columns)
             tx.many(
                 "file_put",
@@ -350,6 +353,12 @@ class ParquetSink:
                 f"nothing was committed to {self.name}; stage the batch again",
                 ranges=tuple(str(each.range) for each in batch.shares),
             )
+
+    def _size_bytes(self, path: str) -> int | None:
+        try:
+            return (self._directory / path).stat().st_size
+        except FileNotFoundError:
+            return None
 
     def _columns(self, tx: Tx) -> StructType | None:
         row = tx.one("home_get", sink=self._ledger.sink)
