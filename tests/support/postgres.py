@@ -140,6 +140,15 @@ def clear(url: str) -> None:
     execute(url, _EMPTY)
 
 
+def stored(url: str) -> bytes:
+    """Every row of a store as text, and the statements that the server shows of its sessions."""
+    tables = execute(url, "select tablename from pg_tables where schemaname = 'leasehold'")
+    found = execute(url, "select query from pg_stat_activity where datname = current_database()")
+    for (name,) in tables:
+        found += execute(url, f"select t::text from leasehold.{name} as t")
+    return "\n".join(str(text) for (text,) in found).encode()
+
+
 @contextmanager
 def private_server() -> Iterator[Server]:
     """A server that a test may stop and start as it likes."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import Enum
 
+from leasehold.core.token_digest import token_digest
 from leasehold.errors import InvalidName, InvalidOptions, VolumeNewer
 from leasehold.names import seconds_of
 
@@ -126,6 +127,11 @@ class FileHolder:
     host: str
     pid: int
     address: str = ""
+
+    @property
+    def token_digest(self) -> str:
+        """What the journal keeps of the token."""
+        return token_digest(self.token)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
+from leasehold.core.token_digest import (
+    lease_with_digest,
+    ownership_with_digest,
+    with_digests,
+)
 from leasehold.errors import InvalidUrl
 from leasehold.names import check_name
 from leasehold.runtime.process_check import ProcessCheck
@@ -77,41 +83,50 @@ class MemoryStore:
     ) -> Lease:
         """Grant a lease."""
         lease = checked_lease(holder=holder, token=token, group=group, duration=duration)
-        return self._step(lambda r, now, wall: r.grant(lease, info, now, wall))
+        kept = lease_with_digest(lease)
+        granted = self._step(lambda r, now, wall: r.grant(kept, info, now, wall))
+        return replace(granted, token=token)
 
     async def renew(
         self, lease: Lease, *, since: int = 0, info: MemberInfo | None = None
     ) -> Changes:
         """Extend a lease; return what changed."""
-        return self._step(lambda r, now, wall: r.renew(lease, since, info, now, wall))
+        kept = lease_with_digest(lease)
+        return self._step(lambda r, now, wall: r.renew(kept, since, info, now, wall))
 
     async def revoke(self, lease: Lease) -> None:
         """End a lease and all that it holds."""
-        self._step(lambda r, now, wall: r.revoke(lease, now, wall))
+        kept = lease_with_digest(lease)
+        self._step(lambda r, now, wall: r.revoke(kept, now, wall))
 
     async def claim(
         self, lease: Lease, wanted: Sequence[KeyClaim], *, force: bool = False
     ) -> Sequence[Ownership]:
         """Claim keys under a lease; return what was won."""
-        return self._step(
-            lambda r, now, wall: r.claim(lease, wanted, force=force, now=now, wall=wall)
+        kept = lease_with_digest(lease)
+        taken = self._step(
+            lambda r, now, wall: r.claim(kept, wanted, force=force, now=now, wall=wall)
         )
+        return [replace(each, token=lease.token) for each in taken]
 
     async def ask(self, lease: Lease, wanted: KeyClaim) -> bool:
         """Ask the owner of a key to hand it over."""
-        return self._step(lambda r, now, wall: r.ask(lease, wanted, now, wall))
+        kept = lease_with_digest(lease)
+        return self._step(lambda r, now, wall: r.ask(kept, wanted, now, wall))
 
     async def hand_over(self, hand_overs: Sequence[HandOver], *, limit: timedelta) -> Sequence[str]:
         """Hand keys over to other holders; return the keys that were passed."""
         kept_s = limit_s(limit, what="hand-over limit")
-        return self._step(lambda r, now, wall: r.hand_over(hand_overs, kept_s, now, wall))
+        proven = with_digests(hand_overs)
+        return self._step(lambda r, now, wall: r.hand_over(proven, kept_s, now, wall))
 
     async def release(
         self, ownerships: Sequence[Ownership], *, notes: Mapping[str, str] | None = None
     ) -> Sequence[str]:
         """Release keys; return those that are released."""
         checked = checked_notes(ownerships, notes)
-        return self._step(lambda r, now, wall: r.release(ownerships, checked, now, wall))
+        proven = [ownership_with_digest(each) for each in ownerships]
+        return self._step(lambda r, now, wall: r.release(proven, checked, now, wall))
 
     async def break_(self, key: str, *, epoch: int, after: timedelta) -> Resource | None:
         """Break one ownership, after a while."""
@@ -120,11 +135,13 @@ class MemoryStore:
 
     async def checkpoint(self, marks: Sequence[CheckpointWrite]) -> Mapping[str, Refusal]:
         """Write checkpoints; return the refused ones."""
-        return self._step(lambda r, now, wall: r.checkpoint(marks, now, wall))
+        proven = with_digests(marks)
+        return self._step(lambda r, now, wall: r.checkpoint(proven, now, wall))
 
     async def annotate(self, notes: Sequence[Note]) -> Sequence[str]:
         """Replace the notes of terms; return the refused keys."""
-        return self._step(lambda r, now, _wall: r.annotate(notes, now))
+        proven = with_digests(notes)
+        return self._step(lambda r, now, _wall: r.annotate(proven, now))
 
     async def request_hand_over(self, key: str, *, epoch: int, to: str) -> bool:
         """Request that the owner hands a key over."""

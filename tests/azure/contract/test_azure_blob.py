@@ -58,6 +58,14 @@ class ManualTimeScene(ManualTime):
     def open(self) -> AbstractAsyncContextManager[Store]:
         return open_store(self._url, clock=self.clock)
 
+    def stored(self) -> bytes:
+        cancelled = threading.Event()
+        found = {
+            name: self._container.get(name, cancelled)
+            for name in self._container.list("", cancelled)
+        }
+        return repr(found).encode()
+
     def keep(self, lease: Lease) -> None:
         self._kept.append(lease)
 

@@ -17,7 +17,8 @@ from leasehold.azure.blob_store import service_time
 from leasehold.azure.blob_store.credentials import AccountKey, Bearer
 from leasehold.azure.blob_store.document_json import at_wall, from_json, to_json
 from leasehold.azure.blob_store.group_document import GroupDocument
-from leasehold.azure.blob_store.naming import LeaseLocation, lease_id, part, token_digest
+from leasehold.azure.blob_store.naming import LeaseLocation, lease_id, part
+from leasehold.core.token_digest import token_digest
 from leasehold.errors import InvalidUrl, StoreUnusable
 from leasehold.model import CheckpointWrite, HandOver, KeyClaim, Lease, MemberInfo, Note, Position
 from leasehold.stores.rows import LeaseRow

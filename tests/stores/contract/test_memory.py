@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,9 @@ class MemoryHarness(ManualTime):
 
     def open(self) -> AbstractAsyncContextManager[Store]:
         return nullcontext(self.store)
+
+    def stored(self) -> bytes:
+        return pickle.dumps(self.store.registry)
 
 
 @pytest.mark.spec("B7")

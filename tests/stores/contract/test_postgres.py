@@ -42,6 +42,9 @@ class ByHand(ManualTime):
     def open(self) -> AbstractAsyncContextManager[Store]:
         return open_store(self._url)
 
+    def stored(self) -> bytes:
+        return postgres.stored(self._url)
+
     async def pass_time(self, seconds: float) -> None:
         await super().pass_time(seconds)
         self._set_clock(self.now())

@@ -27,9 +27,15 @@ class SqliteHarness(ManualTime):
     def __init__(self, path: Path) -> None:
         super().__init__()
         self._url = f"sqlite:///{path}"
+        self._path = path
 
     def open(self) -> AbstractAsyncContextManager[Store]:
         return open_store(self._url, clock=self.clock)
+
+    def stored(self) -> bytes:
+        files = list(self._path.parent.glob(f"{self._path.name}*"))
+        assert len(files) == 3  # the database, its log, and the index of that
+        return b"".join(file.read_bytes() for file in files)
 
 
 class Shared(SqliteHarness):

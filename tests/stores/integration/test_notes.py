@@ -14,6 +14,7 @@ import pytest
 from tests.support import postgres
 
 from leasehold.clock import SystemClock
+from leasehold.core.token_digest import token_digest
 from leasehold.model import EndReason, HandOver, KeyClaim, MemberInfo, Note
 from leasehold.stores import open_store
 from leasehold.stores.postgres.migrations import migrations as postgres_migrations
@@ -170,8 +171,8 @@ async def test_the_end_of_a_term_waits_for_a_note_under_way() -> None:
             (mine,) = await store.claim(lease, [KeyClaim(key=KEY, seen_epoch=0)])
             async with await psycopg.AsyncConnection.connect(url) as writer:
                 await writer.execute(
-                    "select leasehold.annotate_1(%s, '{1}', '{a}', '{secret-a}', '{half done}')",
-                    [[KEY]],
+                    "select leasehold.annotate_1(%s, '{1}', '{a}', %s, '{half done}')",
+                    [[KEY], [token_digest("secret-a")]],
                 )
                 with anyio.fail_after(100):
                     async with anyio.create_task_group() as tasks:

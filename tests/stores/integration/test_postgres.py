@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import traceback
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -16,7 +16,8 @@ from tests.support import postgres
 from tests.support.condition_clock import ConditionClock
 
 from leasehold.clock import SystemClock
-from leasehold.errors import InvalidUrl, LeaseholdError, StoreUnavailable, StoreUnusable
+from leasehold.core.token_digest import token_digest
+from leasehold.errors import InvalidUrl, LeaseholdError, LeaseLost, StoreUnavailable, StoreUnusable
 from leasehold.model import (
     CheckpointWrite,
     EndReason,
@@ -96,6 +97,62 @@ async def refusal(url: str, kind: type[LeaseholdError]) -> str:
         await open_url(url, SystemClock())
     assert "s3cret" not in "".join(traceback.format_exception(caught.value))
     return str(caught.value)
+
+
+# -------------------------------------------------------------------------------------- tokens
+
+
+@pytest.mark.spec("L2")
+async def test_no_file_of_the_server_has_a_token() -> None:
+    """Neither its tables nor its write-ahead log, nor a log of every statement and parameter."""
+    with postgres.private_server() as server:
+        await _check_files(server)
+
+
+async def _check_files(server: Server) -> None:
+    postgres.execute(server.get_uri(), "alter database postgres set log_min_duration_statement = 0")
+    store = await open_url(server.get_uri(), SystemClock(), patience=LONG)
+    lease, owned = await owner(store)
+    await store.renew(lease)
+    assert await store.checkpoint([mark(each, 1) for each in owned]) == {}
+    await store.release(owned)
+    await store.revoke(lease)
+    await store.close()
+    server.stop()
+    kept = [file.read_bytes() for file in server.pgdata.rglob("*") if file.is_file()]
+    log = (server.pgdata / "log").read_bytes()
+    assert b"leasehold.renew_" in log
+    assert b"= 'secret-" not in log
+    assert b"= 'a'" in log, "parameters are in the log"
+    assert not any(lease.token.encode() in each for each in kept)
+
+
+async def test_leases_of_a_database_with_plain_tokens_end_when_their_time_is_over(
+    url: str,
+) -> None:
+    """As an earlier version wrote them: only a process of that version can go on with one."""
+    with postgres.stopped_clock(url) as set_clock:
+        now = datetime(2026, 1, 1, tzinfo=UTC)
+        set_clock(now)
+        store = await open_url(url, SystemClock(), patience=LONG)
+        lease, owned = await owner(store)
+        await store.close()
+        postgres.execute(url, "update leasehold.lease set token = %s", lease.token)
+        store = await open_url(url, SystemClock(), patience=LONG)
+        try:
+            with pytest.raises(LeaseLost) as caught:
+                await store.renew(lease)
+            assert caught.value.reason == "holder_id_in_use"
+            heir = await member(store, "b")
+            wanted = [KeyClaim(key=each.key, seen_epoch=each.epoch) for each in owned]
+            assert await store.claim(heir, wanted) == []
+            set_clock(now + timedelta(seconds=299))
+            await store.renew(heir)
+            assert await store.claim(heir, wanted) == []
+            set_clock(now + timedelta(seconds=300))
+            assert len(await store.claim(heir, wanted)) == len(KEYS)
+        finally:
+            await store.close()
 
 
 # ------------------------------------------------------------------------------------- opening
@@ -333,8 +390,8 @@ async def test_a_claim_waits_for_a_checkpoint_under_way(url: str, store: Postgre
 
     other = await psycopg.AsyncConnection.connect(url)
     await other.execute(
-        "select leasehold.checkpoint_1(%s, '{1}', '{a}', '{secret-a}', '{7}', '{x}')",
-        [[first.key]],
+        "select leasehold.checkpoint_1(%s, '{1}', '{a}', %s, '{7}', '{x}')",
+        [[first.key], [token_digest("secret-a")]],
     )
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(steal)

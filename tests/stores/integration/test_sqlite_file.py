@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from leasehold.errors import InvalidUrl, StoreUnusable, UsageError
+from leasehold.errors import InvalidUrl, LeaseLost, StoreUnusable, UsageError
 from leasehold.model import CheckpointWrite, KeyClaim, Lease, MemberInfo, Ownership, Position
 from leasehold.stores import open_store
 from leasehold.stores.sqlite import SqliteStore
@@ -143,6 +143,33 @@ async def test_a_newer_schema_is_left_alone(path: Path) -> None:
     known = max(migrations())
     with pytest.raises(StoreUnusable, match=rf"schema 999, this one knows {known}\): upgrade"):
         await SqliteStore.open(path, clock=ManualClock())
+
+
+async def test_leases_of_a_database_with_plain_tokens_end_when_their_time_is_over(
+    path: Path,
+) -> None:
+    """As an earlier version wrote them: only a process of that version can go on with one."""
+    clock = ManualClock()
+    async with opened(path) as store:
+        await store.declare(keys(1))
+        lease = await granted(store, "a")
+        (own,) = await store.claim(lease, [KeyClaim(key=keys(1)[0], seen_epoch=0)])
+        raw(store).execute("UPDATE lease SET token = ?", (lease.token,))
+    store = await SqliteStore.open(path, clock=clock, boot_id="boot-1")
+    try:
+        with pytest.raises(LeaseLost) as caught:
+            await store.renew(lease)
+        assert caught.value.reason == "holder_id_in_use"
+        heir = await granted(store, "b")
+        wanted = [KeyClaim(key=own.key, seen_epoch=own.epoch)]
+        assert await store.claim(heir, wanted) == []
+        clock.advance(9.9)
+        await store.renew(heir)
+        assert await store.claim(heir, wanted) == []
+        clock.advance(0.1)
+        assert [each.key for each in await store.claim(heir, wanted)] == [own.key]
+    finally:
+        await store.close()
 
 
 async def test_a_file_that_is_no_database_is_left_alone(path: Path) -> None:

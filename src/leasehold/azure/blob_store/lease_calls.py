@@ -17,8 +17,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from leasehold.azure.blob_store.container import CREATED, NOT_FOUND, OK
-from leasehold.azure.blob_store.naming import UNGROUPED, LeaseLocation, lease_id, token_digest
+from leasehold.azure.blob_store.naming import UNGROUPED, LeaseLocation, lease_id
 from leasehold.azure.blob_store.service_time import service_time_now
+from leasehold.core.token_digest import lease_with_digest
 from leasehold.errors import LeaseLost, StoreUnavailable
 from leasehold.model import EndReason, Lease
 from leasehold.names import PARTITION
@@ -113,11 +114,6 @@ _MAX_LOOKS = 3
 _MAX_SWEPT = 4
 # The document of a holder without a group is old after this time, if its lease does not run.
 _OLD_S = 2 * 3600.0
-
-
-def lease_with_digest(lease: Lease) -> Lease:
-    """Return the lease as group documents have it: with the digest of its token."""
-    return replace(lease, token=token_digest(lease.token))
 
 
 class LeaseCalls:

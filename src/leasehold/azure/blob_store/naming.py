@@ -16,15 +16,11 @@ different texts never have the same name. The text is never read back from the n
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 from urllib.parse import quote
 from uuid import UUID
 
 from leasehold.names import group_of
-
-if TYPE_CHECKING:
-    from leasehold.model import Ownership
 
 GROUPS, UNGROUPED = "groups/", "alone/"
 _LONGEST_PART = 160
@@ -40,16 +36,6 @@ def part(text: str) -> str:
     digest = hashlib.sha256(text.encode()).hexdigest()[:_DIGEST_LETTERS]
     # No quoted letter begins with "=h": a short name is never taken for a cut one.
     return f"{quoted[: _LONGEST_PART - _DIGEST_LETTERS - 2]}=h{digest}"
-
-
-def token_digest(token: str) -> str:
-    """Return what is stored of a token: a reader of the container cannot act with it."""
-    return hashlib.sha256(f"leasehold token {token}".encode()).hexdigest()[:32]
-
-
-def ownership_with_digest(ownership: Ownership) -> Ownership:
-    """Return the ownership as group documents have it: with the digest of its token."""
-    return replace(ownership, token=token_digest(ownership.token))
 
 
 def lease_id(token: str) -> str:

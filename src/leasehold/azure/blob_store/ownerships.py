@@ -14,8 +14,13 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from leasehold.azure.blob_store.checkpoint_blobs import CheckpointBlob, fits
 from leasehold.azure.blob_store.container import decode_metadata
-from leasehold.azure.blob_store.lease_calls import lease_with_digest, with_safe_break_time
-from leasehold.azure.blob_store.naming import GROUPS, LeaseLocation, ownership_with_digest, part
+from leasehold.azure.blob_store.lease_calls import with_safe_break_time
+from leasehold.azure.blob_store.naming import GROUPS, LeaseLocation, part
+from leasehold.core.token_digest import (
+    lease_with_digest,
+    ownership_with_digest,
+    with_digests,
+)
 from leasehold.model import Checkpoint
 from leasehold.names import group_of
 
@@ -64,9 +69,7 @@ class CheckpointCalls:
         self, location: LeaseLocation, writes: Sequence[CheckpointWrite], cancelled: threading.Event
     ) -> Mapping[str, Refusal]:
         """Write checkpoints of one group; return what is refused."""
-        digested = [
-            replace(each, ownership=ownership_with_digest(each.ownership)) for each in writes
-        ]
+        digested = with_digests(writes)
         holders = {each.ownership.holder for each in writes}
         proven = self._proofs.of((each.ownership.holder, each.ownership.token) for each in writes)
         only = next(iter(holders)) if len(holders) == 1 and holders == proven else None
@@ -275,9 +278,7 @@ class OwnershipCalls:
         for group, batch in _by_group(hand_overs, lambda each: each.ownership.key).items():
             receivers = {each.to for each in batch}
             outsiders = self._outsider_rows(LeaseLocation(group), receivers, cancelled)
-            known = [
-                replace(each, ownership=ownership_with_digest(each.ownership)) for each in batch
-            ]
+            known = with_digests(batch)
             keys = [each.ownership.key for each in batch]
             passed += self._cache.change(
                 LeaseLocation(group),
@@ -334,7 +335,7 @@ class OwnershipCalls:
             notes,
             lambda each: each.ownership,
             lambda batch, context: context.document.annotate(
-                [replace(each, ownership=ownership_with_digest(each.ownership)) for each in batch],
+                with_digests(batch),
                 context.now,
             ),
             cancelled,

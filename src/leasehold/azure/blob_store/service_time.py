@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from leasehold.azure.blob_store.naming import token_digest
 from leasehold.core.lease_timing import CLOCK_RATE_ERROR
+from leasehold.core.token_digest import token_digest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -296,7 +296,7 @@ def of_ticket(row: FileRow | None, ticket: WriteTicket) -> LeaseholdError | None
     """Return why a step is refused; None if the file is the ticket's."""
     if row is None:
         return deleted(ticket)
-    mine = row.holder == ticket.holder.id and row.token == ticket.holder.token
+    mine = row.holder == ticket.holder.id and row.token == ticket.holder.token_digest
     if row.closed or row.recovering or row.epoch != ticket.epoch or not mine:
         return fenced(row, path=ticket.path, epoch=ticket.epoch)
     return None

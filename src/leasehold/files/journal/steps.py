@@ -157,7 +157,7 @@ def drop(work: JournalWork, block: Block) -> None:
 
 def renew(work: JournalWork, holder: FileHolder) -> None:
     """Extend the lease, also a late one, as long as it was not ended."""
-    if work.tx.run("holder_renew", id=holder.id, token=holder.token, now=work.now):
+    if work.tx.run("holder_renew", id=holder.id, token=holder.token_digest, now=work.now):
         return
     found = work.tx.one("holder_token", id=holder.id)
     reason = "unknown" if found is None else "holder_id_in_use"
@@ -172,7 +172,7 @@ def renew(work: JournalWork, holder: FileHolder) -> None:
 
 def leave(work: JournalWork, holder: FileHolder) -> None:
     """End the lease, unless it still covers an open file. A missing lease is not an error."""
-    if work.tx.one("holder_token", id=holder.id) == (holder.token,):
+    if work.tx.one("holder_token", id=holder.id) == (holder.token_digest,):
         work.drop_idle(holder.id)
 
 
@@ -568,7 +568,7 @@ def append(work: JournalWork, open_request: OpenRequest) -> OpenedFile:
 
 
 def _is_repetition(row: FileRow, open_request: OpenRequest) -> bool:
-    mine = row.holder == open_request.holder.id and row.token == open_request.holder.token
+    mine = row.holder == open_request.holder.id and row.token == open_request.holder.token_digest
     return mine and row.state == "open" and row.request == open_request.request != ""
 
 

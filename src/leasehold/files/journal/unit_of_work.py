@@ -208,7 +208,7 @@ class JournalWork:
         changed = self._tx.run(
             "holder_enlist",
             id=holder.id,
-            token=holder.token,
+            token=holder.token_digest,
             host=holder.host,
             pid=holder.pid,
             address=holder.address,

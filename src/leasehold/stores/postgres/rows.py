@@ -8,6 +8,7 @@ from dataclasses import fields
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from leasehold.core.token_digest import token_digest
 from leasehold.model import (
     Changes,
     Checkpoint,
@@ -55,7 +56,7 @@ def to_columns(ownerships: Iterable[Ownership]) -> dict[str, list[Any]]:
         "keys": [id_of_key(each.key) for each in owned],
         "epochs": [each.epoch for each in owned],
         "holders": [each.holder for each in owned],
-        "tokens": [each.token for each in owned],
+        "tokens": [token_digest(each.token) for each in owned],
     }
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 
+from leasehold.core.token_digest import token_digest
 from leasehold.model import Lease, Ownership, Refusal
 from leasehold.names import check_name
 from leasehold.stores.postgres import migrations
@@ -85,7 +86,7 @@ class PostgresStore:
         lost, granted_group, duration_s = await self._ask(
             "grant",
             holder=holder,
-            token=token,
+            token=token_digest(token),
             group=group_id,
             duration_s=asked.duration_s,
             info=to.to_info(info),
@@ -101,14 +102,18 @@ class PostgresStore:
     ) -> Changes:
         """Extend a lease; return what changed."""
         lost, *changes = await self._ask(
-            "renew", holder=lease.holder, token=lease.token, since=since, info=to.to_info(info)
+            "renew",
+            holder=lease.holder,
+            token=token_digest(lease.token),
+            since=since,
+            info=to.to_info(info),
         )
         _raise_if_lost(lease.holder, lost)
         return to.to_changes(*changes)
 
     async def revoke(self, lease: Lease) -> None:
         """End a lease and all that it holds."""
-        await self._ask("revoke", holder=lease.holder, token=lease.token)
+        await self._ask("revoke", holder=lease.holder, token=token_digest(lease.token))
 
     async def claim(
         self, lease: Lease, wanted: Sequence[KeyClaim], *, force: bool = False
@@ -117,7 +122,7 @@ class PostgresStore:
         lost, indexes, epochs = await self._ask(
             "claim",
             holder=lease.holder,
-            token=lease.token,
+            token=token_digest(lease.token),
             keys=[id_of_key(each.key) for each in wanted],
             seen=[each.seen_epoch for each in wanted],
             notes=[each.note for each in wanted],
@@ -137,7 +142,7 @@ class PostgresStore:
         lost, stands = await self._ask(
             "ask",
             holder=lease.holder,
-            token=lease.token,
+            token=token_digest(lease.token),
             key=id_of_key(wanted.key),
             seen=wanted.seen_epoch,
         )

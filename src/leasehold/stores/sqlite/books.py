@@ -12,6 +12,7 @@ import json
 from typing import TYPE_CHECKING
 
 from leasehold.core.lease_rules import Move, evaluate
+from leasehold.core.token_digest import token_digest
 from leasehold.model import EndReason, State
 from leasehold.stores.sqlite.rows import SqliteLeaseRow, SqliteResourceRow
 from leasehold.stores.validation import HISTORY_LIMIT, OPERATOR, lost_lease
@@ -59,7 +60,7 @@ class UnitOfWork:
         row = self.lease(lease.holder)
         if row is None:
             raise lost_lease(lease.holder, "unknown")
-        if row.token != lease.token:
+        if row.token != token_digest(lease.token):
             raise lost_lease(lease.holder, "holder_id_in_use")
         if row.ended is None and row.ends_at <= self.now:
             self.end_lease(row.holder, EndReason.EXPIRED)
@@ -179,7 +180,7 @@ class UnitOfWork:
 
     def _known(self, ownership: Ownership) -> bool:
         lease = self.lease(ownership.holder)
-        return lease is not None and lease.token == ownership.token
+        return lease is not None and lease.token == token_digest(ownership.token)
 
     def keep_for(self, row: SqliteResourceRow, holder: str | None, *, until: float | None) -> None:
         """Keep a free key for one holder, or for nobody any more."""

@@ -8,10 +8,10 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from leasehold.core.lease_rules import state_of
+from leasehold.core.token_digest import token_digest
 from leasehold.model import (
     Checkpoint,
     EndReason,
-    Lease,
     MemberInfo,
     MemberRecord,
     Ownership,
@@ -29,7 +29,10 @@ _INFO_FIELDS = {field.name for field in fields(MemberInfo)}
 
 @dataclass(slots=True)
 class SqliteLeaseRow:
-    """A row of ``lease``: what the rules ask for, in the order of the query."""
+    """A row of ``lease``: what the rules ask for, in the order of the query.
+
+    ``token`` is the digest of the token, as ``lease_token`` is in the rows of resources.
+    """
 
     holder: str
     token: str
@@ -39,12 +42,6 @@ class SqliteLeaseRow:
     heard: int
     ended: str | None
     dismissed: int
-
-    def lease(self) -> Lease:
-        """The lease as it was granted."""
-        return Lease(
-            holder=self.holder, token=self.token, group=self.group, duration_s=self.duration_s
-        )
 
     def runs(self, now: float) -> bool:
         """Whether it has not ended, in the books or by time."""
@@ -84,7 +81,7 @@ class SqliteResourceRow:
         return (
             self.holder == ownership.holder
             and self.epoch == ownership.epoch
-            and self.lease_token == ownership.token
+            and self.lease_token == token_digest(ownership.token)
         )
 
     def kept_for(self, now: float) -> str | None:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from leasehold.core.lease_rules import Move, break_time, evaluate
+from leasehold.core.token_digest import token_digest
 from leasehold.model import Changes, EndReason, Ownership, Position, Refusal, State
 from leasehold.names import group_of
 from leasehold.stores.sqlite.rows import SqliteResourceRow, info_of, info_text, member_of, term_of
@@ -141,14 +143,14 @@ def grant(books: UnitOfWork, lease: Lease, info: MemberInfo) -> Lease:
     if books.lease(lease.holder) is not None:
         known = books.live(lease)
         _extend(books, known, heard=0)
-        return known.lease()
+        return replace(lease, group=known.group, duration_s=known.duration_s)
     for name, group in (("leases_purge", "a group"), ("leases_purge_lone", "")):
         old = books.tx.all(name, now=books.now, after_s=purge_after_s(group))
         books.tx.many("info_drop", [{"holder": holder} for (holder,) in old])
     books.tx.run(
         "lease_add",
         holder=lease.holder,
-        token=lease.token,
+        token=token_digest(lease.token),
         grp=lease.group,
         duration_s=lease.duration_s,
         wall=books.wall,
@@ -177,7 +179,7 @@ def renew(books: UnitOfWork, lease: Lease, since: int, info: MemberInfo | None) 
 def revoke(books: UnitOfWork, lease: Lease) -> None:
     """Carry out ``Store.revoke``."""
     row = books.lease(lease.holder)
-    if row is None or row.ended is not None or row.token != lease.token:
+    if row is None or row.ended is not None or row.token != token_digest(lease.token):
         return
     reason = EndReason.RELEASED if row.runs(books.now) else EndReason.EXPIRED
     books.end_lease(row.holder, reason)
@@ -196,7 +198,7 @@ def claim(
             continue
         if books.already_taken(row, want, claimer) or books.take(row, want, claimer, force=force):
             taken.append(
-                Ownership(key=row.key, epoch=row.epoch, holder=claimer.holder, token=claimer.token)
+                Ownership(key=row.key, epoch=row.epoch, holder=claimer.holder, token=lease.token)
             )
     return taken
 

@@ -68,6 +68,10 @@ class Harness(ABC):
     async def pass_time(self, seconds: float) -> None:
         """Return when at least ``seconds`` have passed by the store's clock."""
 
+    def stored(self) -> bytes | None:
+        """Return all that the store keeps, as it keeps it; None if a test cannot see that."""
+        return None
+
     @property
     def processes(self) -> bool:
         """Whether real processes can race for this store."""

@@ -508,6 +508,23 @@ class LeaseContract(ContractBase):
         assert lease.holder in repr(snapshot)
         assert lease.token not in repr((snapshot, changes, lease, ownership))
 
+    @pytest.mark.spec("L2")
+    async def test_tokens_are_not_stored(self, scene: StoreCase) -> None:
+        """A reader of what the store keeps could act with a token: it has only digests."""
+        lease, ownership = await scene.owned()
+        heir = await scene.member("heir")
+        await scene.store.renew(lease, info=MemberInfo(host="renewed"))
+        await scene.write_checkpoint(ownership, 1)
+        await scene.annotate(ownership, "a note")
+        assert await scene.hand_over(ownership, heir)
+        assert await scene.claim(heir, ownership.key)
+        stored = scene.harness.stored()
+        if stored is None:
+            pytest.skip("this harness does not show what the store keeps")
+        for each in (lease, heir):
+            assert each.holder.encode() in stored
+            assert each.token.encode() not in stored
+
     async def test_closing_ends_no_lease(self, scene: StoreCase) -> None:
         """Another connection that comes and goes leaves everything as it is."""
         lease, _ = await scene.owned()
