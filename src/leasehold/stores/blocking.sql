@@ -15,7 +15,7 @@ SELECT
     set_config('enable_seqscan', 'off', false),
     set_config('jit', 'off', false),
     CASE
-        WHEN current_setting('synchronous_commit') = 'off'
+        WHEN current_setting('synchronous_commit') NOT IN ('on', 'remote_apply')
             THEN set_config('synchronous_commit', 'on', false)
     END;
 

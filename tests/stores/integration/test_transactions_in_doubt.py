@@ -1,12 +1,15 @@
 """A commit that goes on at the server after its answer was given up is not applied twice.
 
-The server waits for a standby that is away, as it does with synchronous replication: a COMMIT is
-under way for as long as the test likes, and no timer of anybody ends it.
+The server waits for a standby that is away, as it does with synchronous replication, whatever the
+default of ``synchronous_commit`` is. The server's process at work on the commit is then paused, and
+no other commit waits: that COMMIT is in progress for as long as the test likes.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from typing import TYPE_CHECKING
 
 import anyio
@@ -41,8 +44,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.anyio, pytest.mark.server]
 
 APPLY = "insert into tally values (5)"
-WAITS_FOR_STANDBY = "set local synchronous_commit = on"
-IN_COMMIT = "select 1 from pg_stat_activity where wait_event = 'SyncRep'"
+IN_COMMIT = "select pid from pg_stat_activity where wait_event = 'SyncRep'"
 IN_LINE = "select 1 from pg_stat_activity where cardinality(pg_blocking_pids(pid)) > 0"
 
 
@@ -51,7 +53,7 @@ def server_url() -> Iterator[str]:
     with postgres.private_server() as server:
         admin = str(server.get_uri())
         postgres.execute(admin, "create database doubt")
-        # Nobody but the block in question waits for the standby.
+        # Promises less than our commits need.
         postgres.execute(admin, "alter database doubt set synchronous_commit = local")
         yield postgres.url_of("doubt", admin)
 
@@ -61,9 +63,9 @@ def url(server_url: str) -> Iterator[str]:
     postgres.execute(server_url, "drop schema if exists leasehold cascade")
     postgres.execute(server_url, "drop table if exists tally")
     postgres.execute(server_url, "create table tally (n integer)")
-    standby(server_url, away=True)
     yield server_url
     standby(server_url, away=False)
+    resume()
 
 
 @pytest.fixture
@@ -88,6 +90,22 @@ def standby(url: str, *, away: bool) -> None:
         pass
 
 
+PAUSED: list[int] = []
+
+
+def pause_commit(url: str) -> None:
+    """Pause the commit that waits for the standby, and let the standby come back for all others."""
+    ((pid,),) = postgres.execute(url, IN_COMMIT)
+    os.kill(int(str(pid)), signal.SIGSTOP)
+    PAUSED.append(int(str(pid)))
+    standby(url, away=False)
+
+
+def resume() -> None:
+    while PAUSED:
+        os.kill(PAUSED.pop(), signal.SIGCONT)
+
+
 def tally(url: str) -> list[tuple[object, ...]]:
     return postgres.execute(url, "select n, count(*) from tally group by n")
 
@@ -105,14 +123,16 @@ async def leave_a_commit_under_way(url: str, begin: Begin, owned: Ownership) -> 
 
     async def apply(transactions: Transactions) -> None:
         try:
-            await run(begin(transactions, owned, 5), WAITS_FOR_STANDBY, APPLY)
+            await run(begin(transactions, owned, 5), APPLY)
         except StoreUnavailable as error:
             failed.append(str(error))
 
+    standby(url, away=True)
     with proxy(url) as door:
         async with opened(door.url) as transactions, anyio.create_task_group() as tasks:
             tasks.start_soon(apply, transactions)
             await until(url, IN_COMMIT)
+            await in_thread(pause_commit, url)
             await in_thread(door.close)
     assert ["unknown: read the checkpoint" in each for each in failed] == [True]
     assert tally(url) == []
@@ -146,7 +166,7 @@ async def test_a_block_run_again_waits_for_the_commit_in_doubt_and_is_refused(
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(run_again, transactions)
             await until(url, IN_LINE)
-            await in_thread(lambda: standby(url, away=False))
+            resume()
         assert refused == [refusal]
         with pytest.raises(CheckpointBehind, match=r"are done.*rolled back.*Do not run it again"):
             await run(begin(transactions, owned[0], 5), *again)
@@ -179,20 +199,20 @@ async def test_a_connection_whose_commit_was_cancelled_is_not_lent_again(
     _, owned = await owner(store)
     pids: list[int] = []
 
-    async def apply(transactions: Transactions, at: int, *settings: str) -> None:
+    async def apply(transactions: Transactions, at: int) -> None:
         async with awaited(transactions, owned[0], at) as execute:
-            for setting in settings:
-                await execute(setting)
             ((pid,),) = await execute("select pg_backend_pid()")
             pids.append(pid)
 
+    standby(url, away=True)
     async with opened(url, max_connections=1) as transactions:
-        task = asyncio.create_task(apply(transactions, 5, WAITS_FOR_STANDBY))
+        task = asyncio.create_task(apply(transactions, 5))
         await until(url, IN_COMMIT)
         task.cancel()
         # The driver cancels the commit, the server answers, and the connection looks idle.
         with pytest.raises(asyncio.CancelledError):
             await task
+        standby(url, away=False)
         await apply(transactions, 6)
     assert len(set(pids)) == 2
     assert await stored(store) == {KEYS[0]: 6}

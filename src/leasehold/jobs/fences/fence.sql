@@ -25,6 +25,12 @@ end $$;
 -- name: session
 set session characteristics as transaction isolation level read committed;
 
+-- name: durable
+-- For this transaction, also on a connection that was passed in: an epoch that was raised, and what
+-- was written under it, must outlive a crash, whatever the default or the block has set.
+select set_config('synchronous_commit', 'on', true)
+where current_setting('synchronous_commit') not in ('on', 'remote_apply');
+
 -- name: raise_token
 -- Writes only if it rises: an owner that comes again is in nobody's way.
 insert into leasehold_fence.fence as f (job, token) values (:job, :token)

@@ -202,6 +202,7 @@ class FencedTable:
                 "cursor.connection.transaction():' around a statement that may fail"
             )
         if status is TransactionStatus.INTRANS:
+            connection.execute(_queries()["durable"])
             connection.execute(_queries()["concluded"])
             if _first_value(connection, "still_open") == _OPEN:
                 return
@@ -241,6 +242,8 @@ class FencedTable:
 
     def _query_once(self, connection: Connection, name: str, **values: object) -> int:
         with connection.transaction():
+            if name == "raise_token":
+                connection.execute(_queries()["durable"])
             return _first_value(connection, name, job=self.job, **values) or 0
 
 

@@ -2,8 +2,11 @@
 
 -- name: session
 -- For each new connection, whatever the default of server, database or role is: a step that has waited
--- for a lock must see what was committed in the meantime, which a snapshot from before does not show.
+-- for a lock must see what was committed in the meantime, which a snapshot from before does not show;
+-- and an answer must outlive a crash of the server and of a synchronous standby's primary.
 set session characteristics as transaction isolation level read committed;
+select set_config('synchronous_commit', 'on', false)
+where current_setting('synchronous_commit') not in ('on', 'remote_apply');
 
 -- name: migrated
 select coalesce(max(number), 0) from leasehold.migration;

@@ -36,10 +36,13 @@ set transaction isolation level read committed;
 
 -- name: clean
 -- All that a session keeps, but for prepared statements, of which the driver keeps account. A block
--- begins in READ COMMITTED, whatever the server's default is; it may choose another level.
+-- begins in READ COMMITTED, whatever the server's default is; it may choose another level. Its commit
+-- is durable, whatever the default or the block says: the check raises the setting once more.
 reset session authorization;
 reset all;
 set session characteristics as transaction isolation level read committed;
+select set_config('synchronous_commit', 'on', false)
+where current_setting('synchronous_commit') not in ('on', 'remote_apply');
 close all;
 unlisten *;
 select pg_advisory_unlock_all();

@@ -12,7 +12,7 @@ SELECT
         'idle_in_transaction_session_timeout', CAST(CAST(:idle_ms AS bigint) AS text), false
     ),
     CASE
-        WHEN current_setting('synchronous_commit') = 'off'
+        WHEN current_setting('synchronous_commit') NOT IN ('on', 'remote_apply')
             THEN set_config('synchronous_commit', 'on', false)
     END;
 
