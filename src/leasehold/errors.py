@@ -18,6 +18,7 @@
     ├── FileHeld                  somebody else is writing this file: who, since when, until when
     ├── JobHeld                   somebody else has the job: who, since when, until when
     ├── JobDone                   the run of this occurrence is over
+    ├── OccurrenceNotDue          the occurrence is in the future by the store's clock
     ├── RecoveryInProgress        the file is being recovered by somebody else
     ├── TailUncertain             recovery cannot tell the file's end without losing something
     ├── VolumeUnusable            a volume, or all of them: gone, foreign, read-only, full, broken
@@ -44,6 +45,11 @@ Each class has its page in ``docs/errors.md``: what happened, why, and what to d
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from datetime import datetime
 
 
 class LeaseholdError(Exception):
@@ -165,6 +171,20 @@ class JobDone(LeaseholdError):
         super().__init__(message)
         self.occurrence = occurrence
         self.holder = holder
+
+
+class OccurrenceNotDue(LeaseholdError):
+    """The occurrence is in the future by the store's clock. Nothing was run or recorded for it.
+
+    Attributes:
+        occurrence: the time whose run was wanted.
+        store_time: the store's clock when it was asked.
+    """
+
+    def __init__(self, message: str, *, occurrence: datetime, store_time: datetime) -> None:
+        super().__init__(message)
+        self.occurrence = occurrence
+        self.store_time = store_time
 
 
 class RecoveryInProgress(LeaseholdError):

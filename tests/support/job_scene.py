@@ -25,6 +25,7 @@ T = TypeVar("T")
 
 LEASE_S = 10.0
 LEASE = timedelta(seconds=LEASE_S)
+WALL = datetime(2026, 3, 2, tzinfo=UTC)  # the wall clock at the start
 
 _CALLS = {
     "annotate",
@@ -34,6 +35,7 @@ _CALLS = {
     "declare",
     "grant",
     "hand_over",
+    "history",
     "release",
     "renew",
     "resources",
@@ -46,12 +48,13 @@ class LoopClock:
 
     slice_s = 0.25
     ahead_s = 0.0
+    skew_s = 0.0  # of the wall clock
 
     def boottime_s(self) -> float:
         return asyncio.get_running_loop().time() + self.ahead_s
 
     def utc_now(self) -> datetime:
-        return datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=self.boottime_s())
+        return WALL + timedelta(seconds=self.boottime_s() + self.skew_s)
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)

@@ -47,7 +47,6 @@ _LARGEST_EXIT = 255
 _SQLITE = "sqlite:"
 _FILE_MODE = 0o644  # as SQLite does
 _TICK = timedelta(microseconds=1)
-_SKEW = timedelta(minutes=1)  # by which the clock of whoever names a moment may be ahead
 _MISUSED = 2  # what Typer leaves with
 # Not printed away from a terminal: cron would send mail for each.
 _ORDINARY = (ExitReason.HELD, ExitReason.DONE)
@@ -192,7 +191,9 @@ def run(
             policy=Policy(on_crash=on_crash, timeout=limit, retries=retries, retry_pause=pause),
             standby=standby,
         )
-        status = _execute(plan, schedule, clock)
+        # The store's clock may show that another occurrence of the schedule is the latest.
+        latest = schedule if occurrence in {None, _CRON} else None
+        status = _execute(plan, schedule, clock, latest=latest)
     except LeaseholdError as error:
         away = isinstance(error, StoreError)
         status = ExitStatus(
@@ -207,14 +208,16 @@ def run(
 # --------------------------------------------------------------------------- parts
 
 
-def _execute(plan: CommandPlan, schedule: Schedule | None, clock: Clock) -> ExitStatus:
+def _execute(
+    plan: CommandPlan, schedule: Schedule | None, clock: Clock, *, latest: Schedule | None
+) -> ExitStatus:
     # Looked at first: a node without the command must not take the run from those that have it.
     if status := not_executable(plan):
         return status
     signals = SignalQueue()
     try:
         with signals.installed():
-            wrapper = _wrapper(plan, schedule, signals, clock)
+            wrapper = _wrapper(plan, schedule, signals, clock, latest=latest)
             _make_store(plan.store)
             return wrapper.run()
     finally:
@@ -222,12 +225,23 @@ def _execute(plan: CommandPlan, schedule: Schedule | None, clock: Clock) -> Exit
 
 
 def _wrapper(
-    plan: CommandPlan, schedule: Schedule | None, signals: SignalQueue, clock: Clock
+    plan: CommandPlan,
+    schedule: Schedule | None,
+    signals: SignalQueue,
+    clock: Clock,
+    *,
+    latest: Schedule | None,
 ) -> Wrapper | ScheduledWrapper:
     rng = system_random()
     if schedule is None or not plan.standby:
         return Wrapper(
-            plan, signals=signals, clock=clock, rng=rng, echo=_say, no_other_children=True
+            plan,
+            signals=signals,
+            clock=clock,
+            rng=rng,
+            echo=_say,
+            schedule=latest,
+            no_other_children=True,
         )
     from leasehold.jobs.command.scheduled import ScheduledWrapper  # noqa: PLC0415 - for few runs
 
@@ -316,13 +330,7 @@ def _occurrence(
         raise UsageError(
             f"--occurrence {word!r} is no time: write now, cron, or 2026-01-31T02:30:00Z"
         ) from None
-    found = moment_of(moment if moment.tzinfo else moment.replace(tzinfo=UTC))
-    if found > clock.utc_now() + _SKEW:
-        raise UsageError(
-            f"--occurrence {word!r} is in the future: once it is done, all that come before it "
-            "would never be run; give a moment that has come"
-        )
-    return found
+    return moment_of(moment if moment.tzinfo else moment.replace(tzinfo=UTC))
 
 
 def _if_held(text: str) -> tuple[IfHeld, timedelta | None]:

@@ -8,6 +8,8 @@ Rules, beside those of ``holding``:
 4. An occurrence is looked up after its key was seen free, and before the claim of what was seen.
    The claim succeeds only if nobody had the key between: so whoever has it knows the occurrence to
    be open, and no reservation is made, and logged, for a run that is done.
+5. An occurrence is recorded only if it is due by the store's clock, which the start of the term
+   shows: one from the future would count as done for every node, and silence all before it.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from leasehold.errors import (
     CheckpointBehind,
     FencedWrite,
     LeaseLost,
+    OccurrenceNotDue,
     StoreError,
     StoreUnavailable,
     StoreUnusable,
@@ -33,10 +36,12 @@ from leasehold.jobs.policy import OnCrash
 from leasehold.jobs.run_log import Outcome, RunNote, log_entries
 from leasehold.jobs.wish import GROUP, Done, Held
 from leasehold.model import CheckpointWrite, HandOver, KeyClaim, Note, Ownership, Refusal, State
+from leasehold.names import last_part
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Awaitable, Callable, Mapping
+    from datetime import datetime
 
     from leasehold.clock import Clock
     from leasehold.jobs.wish import Told, Wish
@@ -53,6 +58,9 @@ _HELD = frozenset((State.LEASED, State.BREAKING))
 # A run that ended in one of these ways is over; after any other the occurrence is still open.
 _SETTLED = frozenset((Outcome.OK, Outcome.FAILED))
 _HALF = "not all of the names could be had"
+_NOT_DUE = "the occurrence is not due by the store's clock"
+_MAX_EARLY = 0.25  # of the lease: how much too early an occurrence may be, as for workers
+_MIN_SHOWN_SKEW = timedelta(seconds=1)
 _UNHEARD = "it was never known to be reserved"
 RELEASED = "released"
 GIVEN_UP = "given up"
@@ -142,6 +150,7 @@ class Claimant:
             StoreUnusable: at the first call. Later trouble is logged, and tried again.
             StoreUnavailable: there was no answer within ``wait_s``.
             UsageError: an occurrence is wanted of a job that has positions of its own.
+            OccurrenceNotDue: it is in the future by the store's clock; nothing was recorded.
         """
         until_s = math.inf if wait_s is None else self._clock.boottime_s() + wait_s
         failures = 0
@@ -245,6 +254,7 @@ class Claimant:
     async def _open(self, won: Mapping[str, Ownership]) -> None:
         first = won[self.wish.keys[0]]
         if self.wish.occurrence is not None:
+            await self._refuse_early(won, self.wish.occurrence)
             mark = CheckpointWrite(
                 ownership=first, position=occurrences.started_position(self.wish.occurrence)
             )
@@ -255,6 +265,27 @@ class Claimant:
         self.ownerships = {key: won[key] for key in self.wish.keys}
         log.info("%s: %s reserved, epoch %d", first.holder, ", ".join(won), first.epoch)
         self._told.taken(self.ownerships)
+
+    async def _refuse_early(self, won: Mapping[str, Ownership], moment: datetime) -> None:
+        """Release the keys and raise if the occurrence is not due by the store's clock."""
+        first = won[self.wish.keys[0]]
+        terms = await self._call("history", self._store.history(first.key, limit=1))
+        if not terms or terms[0].epoch != first.epoch:
+            raise LeaseLost("what was claimed is lost already", key=first.key, reason="lost")
+        store_time = terms[0].started_at
+        if moment - store_time <= timedelta(seconds=self.wish.timing.lease_s * _MAX_EARLY):
+            return
+        skew = self._clock.utc_now() - store_time
+        note = replace(self.note, outcome=Outcome.NO_RUN, words=_NOT_DUE).to_json()
+        notes = dict.fromkeys(won, note)
+        await self._call("release", self._store.release(list(won.values()), notes=notes))
+        self._in_doubt = False
+        raise OccurrenceNotDue(
+            f"{not_due(last_part(first.key), moment, store_time, skew)}. Nothing was run, and "
+            "nothing was recorded as done",
+            occurrence=moment,
+            store_time=store_time,
+        )
 
     async def _name_holder(self, resource: Resource) -> None:
         """Say once who is waited for; if the store can not tell, at the next look."""
@@ -462,6 +493,20 @@ class Claimant:
     async def _say(self, name: str, answer: Awaitable[T]) -> T:
         """One call at the end, when belief is over."""
         return await self._holding.call(name, answer)
+
+
+def not_due(job: str, moment: datetime, store_time: datetime, skew: timedelta) -> str:
+    """Return the sentence for an occurrence in the store's future; ``skew``: of this clock."""
+    if abs(skew) < _MIN_SHOWN_SKEW:
+        clock = "and this machine's clock agrees: ask again when it is due"
+    else:
+        size = timedelta(seconds=round(abs(skew).total_seconds()))
+        side = "ahead of" if skew > timedelta(0) else "behind"
+        clock = f"and this machine's clock is {size} {side} it: set it right"
+    return (
+        f"the occurrence {moment:%Y-%m-%d %H:%M:%S} UTC of {job!r} is not due: the store's clock "
+        f"shows {store_time:%Y-%m-%d %H:%M:%S} UTC, {clock}"
+    )
 
 
 def _can_be_had(resource: Resource, holder: str) -> bool:

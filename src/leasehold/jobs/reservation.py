@@ -246,6 +246,7 @@ def try_reserve(
     Raises:
         InvalidName, InvalidDuration: with what is wrong and what to write.
         InvalidUrl, StoreUnavailable, StoreUnusable: the store cannot be used.
+        OccurrenceNotDue: the occurrence is in the future by the store's clock.
         UsageError: the occurrence has no time zone, or the job has positions of its own.
     """
     wish = Wish.of(
@@ -416,6 +417,7 @@ async def try_reserve_async(
     Raises:
         InvalidName, InvalidDuration: with what is wrong and what to write.
         InvalidUrl, StoreUnavailable, StoreUnusable: the store cannot be used.
+        OccurrenceNotDue: the occurrence is in the future by the store's clock.
         UsageError: the occurrence has no time zone, or the job has positions of its own.
     """
     wish = Wish.of(

@@ -7,9 +7,15 @@ from datetime import UTC, datetime, timedelta, timezone
 from itertools import pairwise
 
 import pytest
-from tests.support.job_scene import LEASE, LEASE_S, Scene, play
+from tests.support.job_scene import LEASE, LEASE_S, WALL, Scene, play
 
-from leasehold.errors import FencedWrite, LeaseLost, StoreUnavailable, UsageError
+from leasehold.errors import (
+    FencedWrite,
+    LeaseLost,
+    OccurrenceNotDue,
+    StoreUnavailable,
+    UsageError,
+)
 from leasehold.jobs import Done, Held, OnCrash, Outcome, run_log
 from leasehold.jobs.claimant import Claimant, Parting
 from leasehold.jobs.run_log import RunLogEntry, log_entries
@@ -50,6 +56,65 @@ def test_what_was_given_without_our_hearing_is_given_back_and_was_no_run(call: s
         following, _ = await scene.held("nightly", "weekly", occurrence=TWO)
         await end(following)
         assert await outcomes(scene) == [Outcome.OK, Outcome.NO_RUN]
+
+    play(story)
+
+
+@pytest.mark.spec("J6")
+@pytest.mark.parametrize(
+    ("skew_s", "clock"),
+    [
+        (2 * 3600.0, "this machine's clock is 2:00:00 ahead of it: set it right"),
+        (-60.0, "this machine's clock is 0:01:00 behind it: set it right"),
+        (0.0, "this machine's clock agrees: ask again when it is due"),
+    ],
+)
+def test_an_occurrence_in_the_future_of_the_store_is_refused_and_silences_nothing(
+    skew_s: float, clock: str
+) -> None:
+    due, future = WALL - timedelta(hours=1), WALL + timedelta(hours=2)
+
+    async def story(scene: Scene) -> None:
+        wrong, _ = scene.claimant("nightly", "weekly", occurrence=future)
+        scene.clock.skew_s = skew_s
+        with pytest.raises(OccurrenceNotDue) as refused:
+            await wrong.take(wait_s=None)
+        await wrong.leave()
+        scene.clock.skew_s = 0.0
+        assert refused.value.occurrence == future
+        assert refused.value.store_time == WALL
+        assert clock in str(refused.value)
+        assert "'nightly' is not due: the store's clock shows 2026-03-02" in str(refused.value)
+        assert not await scene.store.checkpoints(GROUP)
+        assert not await scene.store.members(GROUP)
+        for key in (KEY, job_key("weekly")):
+            assert [each.outcome for each in await log(scene, key)] == [Outcome.NO_RUN]
+        following, _ = await scene.held("nightly", "weekly", occurrence=due)
+        await end(following)
+        assert await outcomes(scene) == [Outcome.OK, Outcome.NO_RUN]
+
+    play(story)
+
+
+@pytest.mark.parametrize("early_s", [0.0, 0.2 * LEASE_S])
+def test_clocks_that_differ_by_little_refuse_no_occurrence(early_s: float) -> None:
+    async def story(scene: Scene) -> None:
+        job, _ = await scene.held(occurrence=WALL + timedelta(seconds=early_s))
+        await end(job)
+
+    play(story)
+
+
+@pytest.mark.parametrize("call", ["history", "release"])
+def test_a_lost_answer_while_an_early_occurrence_is_refused_records_nothing(call: str) -> None:
+    async def story(scene: Scene) -> None:
+        job, _ = scene.claimant(occurrence=WALL + timedelta(hours=2))
+        scene.store.deaf = frozenset({call})
+        with pytest.raises(OccurrenceNotDue):
+            await job.take(wait_s=None)
+        await job.leave()
+        assert not await scene.store.checkpoints(GROUP)
+        assert set(await outcomes(scene)) == {Outcome.NO_RUN}
 
     play(story)
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from leasehold.core.backoff import Backoff
-from leasehold.errors import LeaseLost, StoreError, StoreUnavailable
+from leasehold.errors import LeaseLost, OccurrenceNotDue, StoreError, StoreUnavailable
 from leasehold.jobs.claimant import Claimant, Parting
 from leasehold.jobs.command.child import SIGNALLED
 from leasehold.jobs.command.command_run import CommandEnd, CommandRun
@@ -48,8 +48,10 @@ from leasehold.stores import open_store
 if TYPE_CHECKING:
     import random
     from collections.abc import Callable
+    from datetime import datetime
 
     from leasehold.clock import Clock
+    from leasehold.core.cron import Schedule
     from leasehold.jobs.command.exit_status import CommandPlan
 
 log = logging.getLogger("leasehold.jobs")
@@ -72,10 +74,15 @@ class Wrapper:
         clock: Clock,
         rng: random.Random,
         echo: Callable[[str], None],
+        schedule: Schedule | None = None,
         no_other_children: bool = False,
     ) -> None:
-        """``echo`` prints a message. See ``Child`` on ``no_other_children``."""
+        """Take the latest occurrence of ``schedule`` if that of the plan is not due in the store.
+
+        ``echo`` prints a message. See ``Child`` on ``no_other_children``.
+        """
         self._plan = plan
+        self._schedule = schedule
         self._signals = signals
         self._clock = clock
         self._rng = rng
@@ -136,6 +143,13 @@ class Wrapper:
         self._hand_over_requested, self._hand_over_to = False, None
         try:
             answer = self._reserve_with_retries()
+        except OccurrenceNotDue as error:
+            due = self._due_in_store(error)
+            if due is None:
+                raise
+            self._echo(f"{error}; the one of {due:%Y-%m-%d %H:%M:%S} UTC is reserved instead")
+            self._wish = replace(self._wish, occurrence=due)
+            return self._once()
         except (StoreError, LeaseLost) as error:
             return ExitStatus(
                 reason=ExitReason.UNREACHABLE,
@@ -149,6 +163,13 @@ class Wrapper:
         if isinstance(answer, Done):
             return self._done(answer)
         return self._serve(answer)
+
+    def _due_in_store(self, error: OccurrenceNotDue) -> datetime | None:
+        """Return the latest occurrence by the store's clock; None if there is no earlier one."""
+        if self._schedule is None:
+            return None
+        due = self._schedule.previous(error.store_time + timedelta(microseconds=1))
+        return None if due is None or due >= error.occurrence else due
 
     def _reserve_with_retries(self) -> Reservation | Held | Done | ExitStatus:
         """Reserve the job. Store failures are retried for one lease, or while it waits."""
