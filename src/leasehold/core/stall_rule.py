@@ -1,9 +1,13 @@
-"""Decides whether a partition without progress is stalled (B6)."""
+"""Decides whether a partition without progress is stalled, and when to reopen it (B6)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+
+from leasehold.core.backoff import Backoff
+
+_MAX_REOPEN_STEPS = 8
 
 
 class StallState(Enum):
@@ -31,6 +35,12 @@ class StallRule:
         if self.give_up_after_s is not None and still_s >= self.give_up_after_s:
             return StallState.GIVE_UP
         return StallState.STALLED
+
+    @property
+    def reopen_backoff(self) -> Backoff:
+        """The pauses between two attempts to reopen the receiver of a stalled partition."""
+        max_s = _MAX_REOPEN_STEPS * self.stall_after_s
+        return Backoff(base_s=self.stall_after_s, max_s=max_s)
 
     @property
     def check_interval_s(self) -> float:

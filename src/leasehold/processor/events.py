@@ -18,7 +18,10 @@ from threading import Lock
 
 
 class PartitionState(Enum):
-    """The state of a partition's pump."""
+    """The state of a partition's pump.
+
+    ``STALLED``: events wait and none arrives; the receiver is reopened until some do.
+    """
 
     OPENING = "opening"
     WAITING = "waiting"
@@ -27,12 +30,16 @@ class PartitionState(Enum):
     STOPPED = "stopped"
     DRAINING = "draining"
     STUCK = "stuck"
+    STALLED = "stalled"
     CLOSED = "closed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionStatus:
-    """A partition as this host sees it. ``checkpoint``: the last position known to be stored."""
+    """A partition as this host sees it. ``checkpoint``: the last position known to be stored.
+
+    ``reopened``: how often its receiver was reopened since the last progress because none arrived.
+    """
 
     partition: str
     epoch: int
@@ -41,6 +48,7 @@ class PartitionStatus:
     checkpoint: int | None
     waiting_events: int
     still_s: float
+    reopened: int = 0
 
 
 @dataclass(slots=True)
@@ -48,8 +56,10 @@ class StallWatch:
     """What the watchdog knows of a partition since its last progress.
 
     ``given_up``: the partition was offered to other hosts. ``kept``: none could take it;
-    ``kept_reported``: that was reported. ``late``: a handler is over its timeout. ``lag_events``:
-    how many known events were not received.
+    ``kept_reported``: that was reported. ``late``: a handler is over its timeout. ``end_next``:
+    the next event that the partition will get, as far as known; ``lag_events``: how many events
+    before it were not received. ``reopened``: how often the receiver was reopened; ``reopen_at_s``:
+    not again before that time.
     """
 
     reported: bool = False
@@ -57,7 +67,10 @@ class StallWatch:
     kept: bool = False
     kept_reported: bool = False
     late: bool = False
+    end_next: int = 0
     lag_events: int = 0
+    reopened: int = 0
+    reopen_at_s: float = 0.0
     behind_since_s: float | None = None
 
     def behind_s(self, now_s: float) -> float:
@@ -212,11 +225,13 @@ class Stalled(HookEvent):
     """No progress while there is work. ``given_up``: the partition was passed to another host.
 
     A partition that no other host can take is kept: reported once without ``given_up``, and once
-    more with it if a host takes it later.
+    more with it if a host takes it later. ``reopened``: how often its receiver was reopened until
+    now; each time is reported.
     """
 
     still_s: float
     given_up: bool
+    reopened: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

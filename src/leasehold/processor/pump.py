@@ -309,7 +309,8 @@ class PumpProgress:
         self._done = last_position(done)
         self.next = self._done.sequence_number + 1
         self.progress_at_s = now_s
-        self.stall_watch = StallWatch(lag_events=self.stall_watch.lag_events)
+        watch = self.stall_watch
+        self.stall_watch = StallWatch(lag_events=watch.lag_events, end_next=watch.end_next)
         self._manager.measure_load(self.meter, done, now_s)
         self._events_since_put += len(done)
         if self.stored_position is not None and self._done <= self.stored_position:
@@ -384,7 +385,7 @@ class Pump(PumpProgress):
         self._draining = False
         self._scope = anyio.CancelScope()
         self._session = anyio.CancelScope()
-        self._opening = anyio.CancelScope()
+        self._opening: anyio.CancelScope | None = None
         self._ending = anyio.CancelScope()
         self._prefetch_buffer: PrefetchBuffer | None = None
         self._opened = False
@@ -402,7 +403,15 @@ class Pump(PumpProgress):
             return PartitionState.HANDLING
         if self._state is PartitionState.WAITING and self.delivery.pausing:
             return PartitionState.RETRYING
+        receives = self._state in (PartitionState.OPENING, PartitionState.WAITING)
+        if receives and self.stall_watch.reopened and not self.work_waits:
+            return PartitionState.STALLED
         return self._state
+
+    @property
+    def opening(self) -> bool:
+        """Whether the receiver is being opened."""
+        return self._state is PartitionState.OPENING
 
     @property
     def work_waits(self) -> bool:
@@ -420,6 +429,7 @@ class Pump(PumpProgress):
             checkpoint=None if stored is None else stored.sequence_number,
             waiting_events=len(self._prefetch_buffer) if self._prefetch_buffer is not None else 0,
             still_s=self.still_s(self._clock.boottime_s()),
+            reopened=self.stall_watch.reopened,
         )
 
     def still_s(self, now_s: float) -> float:
@@ -440,7 +450,8 @@ class Pump(PumpProgress):
             self._manager.handlers.on_drain(self.contexts[0])
         if self._prefetch_buffer is not None:
             self._prefetch_buffer.close()
-        self._opening.cancel()
+        if self._opening is not None:
+            self._opening.cancel()
 
     def close(self, reason: CloseReason, *, given_up: bool = False) -> None:
         """Stop immediately: the partition is no longer owned here.
@@ -454,11 +465,16 @@ class Pump(PumpProgress):
         self._scope.cancel()
         self._ending.cancel()
 
-    def reopen(self) -> None:
-        """Open the receiver again: it seems to be stuck."""
-        if self._state is PartitionState.WAITING and not self.work_waits:
+    def reopen(self) -> bool:
+        """Open the receiver again, since it seems to be stuck; return False if there is none."""
+        if self._opening is not None:
+            self._opening.cancel()
+            return True
+        receives = self._state is PartitionState.WAITING and self._prefetch_buffer is not None
+        if receives and not self.work_waits:
             self._session.cancel()
-        self._opening.cancel()
+            return True
+        return False
 
     # ------------------------------------------------------------- the work
 
@@ -510,8 +526,11 @@ class Pump(PumpProgress):
         if self._state is not PartitionState.DRAINING:
             self._state = PartitionState.OPENING
         receiver: Receiver | None = None
-        with anyio.CancelScope() as self._opening:
-            receiver = await self._open()
+        try:
+            with anyio.CancelScope() as self._opening:
+                receiver = await self._open()
+        finally:
+            self._opening = None
         if receiver is None:
             return
         try:

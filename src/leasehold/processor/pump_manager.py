@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 
@@ -31,7 +31,7 @@ from leasehold.runtime.tracebacks import reason_of
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
     from anyio.abc import TaskGroup
 
@@ -49,12 +49,20 @@ if TYPE_CHECKING:
     from leasehold.processor.options import ProcessorOptions
     from leasehold.runtime.loop_thread import LoopLink
 
+T = TypeVar("T")
+
 log = logging.getLogger("leasehold.processor")
 
 _MAX_CHECK_INTERVAL_S = 15.0
 _MIN_CHECK_INTERVAL_S = 0.05
 _MOVING = frozenset(
-    (PartitionState.WAITING, PartitionState.HANDLING, PartitionState.STUCK, PartitionState.OPENING)
+    (
+        PartitionState.WAITING,
+        PartitionState.HANDLING,
+        PartitionState.STUCK,
+        PartitionState.OPENING,
+        PartitionState.STALLED,
+    )
 )
 # Reasons by which this host ends its own term: the history shows an orderly end.
 _GIVEN_UP = frozenset(("drain_timeout", "stalled", "error", "shutdown"))
@@ -315,7 +323,9 @@ class PumpManager:
 
     async def discover(self) -> None:
         """Declare the partitions that the source has and the store may not know (P1)."""
-        found = frozenset(await self.source.partitions())
+        limit_s = self.options.discovery_interval.total_seconds()
+        asked = self.source.partitions()
+        found = frozenset(await self._from_source("partitions", asked, limit_s))
         new = found - self._known
         if new:
             keys = sorted(partition_key(self.stream, self.group, each) for each in new)
@@ -350,24 +360,44 @@ class PumpManager:
         quiet = [
             p for p in moving if not p.work_waits and p.still_s(now_s) >= rule.check_interval_s
         ]
-        asked = self.pumps if self.options.load is LoadMeasure.LAG else quiet
-        if asked:
-            ends = await self.source.ends([pump.handle.partition for pump in asked])
-            for pump in asked:
-                end = ends.get(pump.handle.partition)
-                pump.stall_watch.lag_events = 0
-                if end is not None and pump.next is not None:
-                    pump.stall_watch.lag_events = max(0, end.next - pump.next)
+        await self._measure_lag(self.pumps if self.options.load is LoadMeasure.LAG else quiet)
         for pump in moving:
             if pump.stall_watch.kept:
                 self._give_up(pump)
             waits, still_s = pump.work_waits, pump.still_s(now_s)
-            if pump in quiet and not waits and pump.state is not PartitionState.OPENING:
+            if pump in quiet and not waits and not pump.opening:
                 waits, still_s = pump.stall_watch.lag_events > 0, pump.stall_watch.behind_s(now_s)
-            waits = waits or pump.state is PartitionState.OPENING
+            waits = waits or pump.opening
             verdict = rule.evaluate(work_waits=waits, still_s=still_s)
             if verdict is not StallState.FINE:
                 self._stalled(pump, give_up=verdict is StallState.GIVE_UP)
+
+    async def _measure_lag(self, pumps: list[Pump]) -> None:
+        """Ask the source how many events wait; without an answer, the known ends still count.
+
+        What hangs a receiver may hang this call, too. The watchdog must not hang with it.
+        """
+        if not pumps:
+            return
+        asked, limit_s = [p.handle.partition for p in pumps], self.options.stall.stall_after_s
+        try:
+            ends = await self._from_source("ends", self.source.ends(asked), limit_s)
+        except Exception as error:  # noqa: BLE001
+            await self.on_error((None, None), error)
+        else:
+            for pump in pumps:
+                end = ends.get(pump.handle.partition)
+                pump.stall_watch.end_next = 0 if end is None else end.next
+        for pump in pumps:
+            watch = pump.stall_watch
+            watch.lag_events = 0 if pump.next is None else max(0, watch.end_next - pump.next)
+
+    async def _from_source(self, name: str, answer: Awaitable[T], limit_s: float) -> T:
+        try:
+            return await self.clock.bounded(answer, seconds=limit_s)
+        except TimeoutError as late:
+            message = f"the source gave no answer to {name} within {limit_s:g} s"
+            raise TimeoutError(message) from late
 
     def _give_up(self, pump: Pump) -> None:
         """Have the partition passed on; ``close`` or ``keep_stalled`` follows."""
@@ -386,13 +416,21 @@ class PumpManager:
                 self._report_stalled(pump, "kept, since no other host can take it", given_up=False)
 
     def _stalled(self, pump: Pump, *, give_up: bool) -> None:
-        reported, pump.stall_watch.reported = pump.stall_watch.reported, True
-        if give_up:
-            if not pump.stall_watch.given_up:
-                self._give_up(pump)
-        elif not reported:
-            self._report_stalled(pump, "", given_up=False)
-            pump.reopen()
+        watch, now_s = pump.stall_watch, self.clock.boottime_s()
+        reported, watch.reported = watch.reported, True
+        if give_up and not watch.given_up:
+            self._give_up(pump)
+            return
+        what = ""
+        # Also while no other host can take it: what was wrong at the source may be over by now.
+        if now_s >= watch.reopen_at_s and pump.reopen():
+            watch.reopened += 1
+            watch.reopen_at_s = now_s + self.options.stall.reopen_backoff.pause_s(
+                watch.reopened, self.rng
+            )
+            what = f"its receiver is reopened (attempt {watch.reopened})"
+        if what or not (reported or give_up):
+            self._report_stalled(pump, what, given_up=False)
 
     def _report_stalled(self, pump: Pump, what: str, *, given_up: bool) -> None:
         still_s, limit_s = pump.still_s(self.clock.boottime_s()), self.handlers.timeout_s
@@ -408,6 +446,7 @@ class PumpManager:
                 epoch=pump.handle.ownership.epoch,
                 still_s=still_s,
                 given_up=given_up,
+                reopened=pump.stall_watch.reopened,
             )
         )
 

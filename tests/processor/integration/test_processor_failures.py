@@ -184,6 +184,58 @@ async def test_a_receiver_that_hands_out_nothing_is_opened_again() -> None:
         assert {each.epoch for each in s.seen.all} == {1}
 
 
+class Hanging(MemorySource):
+    """A source that hangs until a receiver was asked for the fourth time.
+
+    ``where`` it hangs: in ``receive``, or in ``receiver``; also in ``ends``, ``with_ends``.
+    """
+
+    def __init__(self, *, where: str, with_ends: bool) -> None:
+        super().__init__("orders")
+        self._where = where
+        self._with_ends = with_ends
+        self.opened = 0
+
+    async def receiver(self, *args: Any, **named: Any) -> MemoryReceiver:
+        self.opened += 1
+        if self._where == "receiver" and self.opened < 4:
+            await asyncio.Event().wait()
+        made = await super().receiver(*args, **named)
+        made.stuck = self.opened < 4
+        return made
+
+    async def ends(self, partitions: Sequence[str]) -> Mapping[str, PartitionEnds]:
+        if self._with_ends and 1 < self.opened < 4:
+            await asyncio.Event().wait()
+        return await super().ends(partitions)
+
+
+@pytest.mark.spec("B6", "P11")
+@pytest.mark.parametrize("give_up_after", [None, SOON * 2], ids=["kept", "given up"])
+@pytest.mark.parametrize("with_ends", [False, True], ids=["ends answers", "ends hangs"])
+@pytest.mark.parametrize("where", ["receive", "receiver"])
+async def test_a_stalled_partition_that_no_other_host_takes_is_reopened_until_events_come(
+    where: str,
+    with_ends: bool,
+    give_up_after: timedelta | None,
+) -> None:
+    source = Hanging(where=where, with_ends=with_ends)
+    async with host_group(source=source, events=3) as s:
+        host = await s.host(setting=options(stall_after=SOON, give_up_after=give_up_after))
+        await s.watch.sees(Stalled, reopened=2)
+        (status,) = host.status()
+        if status.reopened:  # not so late that the events have come already
+            assert status.reopened >= 2
+            assert status.state in (PartitionState.STALLED, PartitionState.WAITING)
+        await s.seen.count(3)
+        assert s.seen.numbers() == [0, 1, 2]
+        assert source.opened == 4
+        assert {each.epoch for each in s.seen.all} == {1}
+        assert not s.watch.of(Stalled, given_up=True)
+        await s.watch.until(lambda: host.status()[0].reopened == 0)
+        assert {each.reopened for each in s.watch.of(Stalled)} - {0} == {1, 2, 3}
+
+
 @pytest.mark.spec("B6")
 async def test_a_receiver_that_stays_stuck_is_given_up_to_another_host_and_the_cap_ends() -> None:
     class Sticky(MemorySource):

@@ -5,6 +5,7 @@ The fault runs must find every one of them, each for what it is.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -221,6 +222,29 @@ def reopens_under_the_handler(_original: Any) -> Any:
     return reopen
 
 
+@replaces("leasehold.processor.pump_manager:PumpManager._stalled")
+def reopens_once(original: Any) -> Any:
+    """A receiver that hangs is opened again once, and then left to another host."""
+
+    def stalled(self: PumpManager, pump: Pump, *, give_up: bool) -> None:
+        if pump.stall_watch.reopened:
+            pump.stall_watch.reopen_at_s = math.inf
+        original(self, pump, give_up=give_up)
+
+    return stalled
+
+
+@replaces("leasehold.processor.pump_manager:PumpManager._from_source")
+def watchdog_hangs_too(_original: Any) -> Any:
+    """The watchdog waits for the source, without a limit."""
+
+    async def from_source(self: PumpManager, name: str, answer: Any, limit_s: float) -> Any:
+        del self, name, limit_s
+        return await answer
+
+    return from_source
+
+
 @replaces("leasehold.processor.pump:Pump._deliver_batches")
 def handles_all_at_once(_original: Any) -> Any:
     """The next batch is handed out while the handler has not returned from the last one."""
@@ -315,6 +339,8 @@ MUTANTS = [
         ("re-opens at the checkpoint", "came twice in epoch", reopens_at_the_checkpoint),
         ("keeps the prefetch buffer", "came twice in epoch", keeps_the_prefetch_buffer),
         ("re-opens under the handler", "nothing had failed", reopens_under_the_handler),
+        ("re-opens once", "not all handled", reopens_once),
+        ("the watchdog hangs, too", "not all handled", watchdog_hangs_too),
         ("handles all at once", "two calls of the handler", handles_all_at_once),
         ("reads before the claim", "began at event", reads_before_the_claim),
         ("newest of any epoch", "has not handled", newest_of_any_epoch),

@@ -33,6 +33,13 @@ def test_no_event_is_lost_or_handled_by_a_zombie(first: int) -> None:
     assert sum(each.orderly for each in runs) > 0
 
 
+@pytest.mark.spec("B6", "P11")
+@pytest.mark.parametrize("seed", [10_001_075, 10_004_191])
+def test_a_receiver_that_hangs_twice_is_opened_a_third_time(seed: int) -> None:
+    """When the faults end, the receiver of the last host has hung for a second time."""
+    assert run_pump_faults(seed).events > 0
+
+
 @pytest.fixture(scope="module")
 def some_runs() -> list[PumpRun]:
     return [run(seed) for seed in range(SOME)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from leasehold.core.stall_rule import StallRule, StallState
@@ -25,6 +27,14 @@ def test_a_partition_that_stands_still_with_work_is_stalled_then_given_up(
     still_s: float, verdict: StallState
 ) -> None:
     assert RULE.evaluate(work_waits=True, still_s=still_s) is verdict
+
+
+@pytest.mark.spec("B6", "P11")
+def test_a_receiver_is_reopened_with_growing_pauses_that_have_a_limit() -> None:
+    rng = random.Random(0)
+    pauses_s = [RULE.reopen_backoff.pause_s(number, rng) for number in range(1, 12)]
+    assert all(30.0 <= pauses_s[0] <= each <= 8 * 60.0 for each in pauses_s[1:])
+    assert all(each >= 4 * 60.0 for each in pauses_s[3:])
 
 
 def test_a_partition_without_work_may_stand_still_for_ever() -> None:

@@ -82,7 +82,8 @@ def draw_work_rates(rng: random.Random, lease_s: float) -> WorkRates:
 
     return WorkRates(
         source_fails=rate(0.15),
-        source_hangs=rate(0.05),
+        # Half of all calls: one that is repeated hangs again.
+        source_hangs=rate(rng.choice((0.05, 0.5))),
         late=rate(0.1),
         handler_fails=rate(0.3),
         handler_slow=rate(0.15),

@@ -484,6 +484,8 @@ def draw_setting(seed: int) -> PumpSetting:
         batch_events=rng.randint(1, 12),
         one_by_one=rng.random() < 0.25,
         handler_timeout_s=rng.choice((None, None, 2.0)),
+        stall_after_s=rng.choice((2.0, 6.0)),
+        give_up_after_s=rng.choice((None, 12.0, 12.0)),
     )
 
 
