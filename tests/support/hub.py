@@ -10,7 +10,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from ipaddress import ip_address
@@ -210,14 +210,30 @@ def tls_of(directory: Path, address: str = "127.0.0.1") -> tuple[ssl.SSLContext,
     return context, cert
 
 
+def hello(trusting: ssl.SSLContext) -> bytes:
+    """The first bytes of a client that uses TLS."""
+    outgoing = ssl.MemoryBIO()
+    with suppress(ssl.SSLWantReadError):
+        trusting.wrap_bio(ssl.MemoryBIO(), outgoing, server_hostname="127.0.0.1").do_handshake()
+    return outgoing.read()
+
+
 class RawClient:
     """A connection, frame by frame. ``wait`` passes over frames of other kinds."""
 
-    def __init__(self, port: int, *, tls: ssl.SSLContext | None = None) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", port), timeout=_TIMEOUT_S)
+    def __init__(
+        self,
+        port: int,
+        *,
+        tls: ssl.SSLContext | None = None,
+        host: str = "127.0.0.1",
+        source: str = "",
+    ) -> None:
+        origin = (source, 0) if source else None
+        self._socket = socket.create_connection((host, port), _TIMEOUT_S, source_address=origin)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if tls is not None:
-            self._socket = tls.wrap_socket(self._socket, server_hostname="127.0.0.1")
+            self._socket = tls.wrap_socket(self._socket, server_hostname=host)
         self._reader = FrameReader(1 << 24)
         self._frames: list[Frame] = []
         self._numbers = 0
@@ -275,6 +291,10 @@ class RawClient:
     def open(self, **fields: Any) -> Self:
         """As far as a session."""
         assert self.sign_in() == 0
+        return self.continue_open(**fields)
+
+    def continue_open(self, **fields: Any) -> Self:
+        """From the end of SASL to a session."""
         self.raw(AMQP_HEADER)
         self.send(Open(container_id="raw", **fields))
         self.wait(Open)

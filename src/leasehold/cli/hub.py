@@ -21,6 +21,7 @@ from leasehold.cli.common import (
     DatabaseUrl,
     command_hints,
     counted,
+    duration,
     store_url,
 )
 from leasehold.cli.tables import err
@@ -65,6 +66,25 @@ Creates = Annotated[
     list[str] | None,
     typer.Option(help="Make a hub, if there is none of this name.", metavar="NAME=PARTITIONS"),
 ]
+MaxUnauthenticated = Annotated[
+    int,
+    typer.Option(
+        help="Maximum number of connections without a valid token; the oldest is dropped.",
+        min=1,
+        max=65535,
+        metavar="N",
+    ),
+]
+MaxUnauthenticatedPerAddress = Annotated[
+    int,
+    typer.Option(
+        help="The same for the connections from one address.", min=1, max=65535, metavar="N"
+    ),
+]
+HandshakeTimeout = Annotated[
+    str,
+    typer.Option(help="Time for a connection to bring a valid token.", metavar="DURATION"),
+]
 Cert = Annotated[Path | None, typer.Option(help="A certificate (PEM): serve TLS.", metavar="FILE")]
 CertKey = Annotated[Path | None, typer.Option(help="Its private key (PEM).", metavar="FILE")]
 
@@ -82,8 +102,11 @@ def hub(
     cert: Cert = None,
     cert_key: CertKey = None,
     max_connections: Annotated[
-        int, typer.Option(help="Hang up on more.", min=1, max=65535, metavar="N")
+        int, typer.Option(help="Maximum number of connections.", min=1, max=65535, metavar="N")
     ] = 2000,
+    max_unauthenticated: MaxUnauthenticated = 200,
+    max_unauthenticated_per_address: MaxUnauthenticatedPerAddress = 100,
+    handshake_timeout: HandshakeTimeout = "30s",
     store: DatabaseUrl = None,
 ) -> None:
     """Let the clients of Azure Event Hubs use the streams of a log: a hub is a stream.
@@ -99,6 +122,11 @@ def hub(
         keys=leasehold.azure.SasKeys.parse(given),
         tls=_tls(cert, cert_key),
         max_connections=max_connections,
+        max_unauthenticated=max_unauthenticated,
+        max_unauthenticated_per_address=max_unauthenticated_per_address,
+        handshake_timeout=duration(
+            handshake_timeout, option="--handshake-timeout", at_least="50ms", at_most="1h"
+        ),
     )
     _allow_files(max_connections + _LOG_FILES)
     with _opened(log, store, volume or ()) as opened:

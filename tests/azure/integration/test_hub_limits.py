@@ -378,9 +378,10 @@ def test_who_connects_without_a_word_of_tls_is_counted_and_hung_up_on(tmp_path: 
     ):
         silent = [stack.enter_context(RawClient(hub.port)) for _ in range(2)]
         until(lambda: hub.call(lambda: hub.server.connections) == 2)
-        with RawClient(hub.port) as third:
-            assert third.is_closed()
-        for client in silent:
+        third = stack.enter_context(RawClient(hub.port))
+        until(lambda: hub.call(lambda: hub.server.dropped_unauthenticated) == 1)
+        assert hub.call(lambda: hub.server.connections) == 2
+        for client in (*silent, third):
             assert client.is_closed()
         until(lambda: not hub.call(lambda: hub.server.connections))
         RawClient(hub.port).__exit__()  # one that leaves in the middle of it

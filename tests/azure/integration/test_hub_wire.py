@@ -254,7 +254,7 @@ def test_handles_and_sessions_have_an_end(tmp_path: Path) -> None:
 def test_connections_beyond_the_limit_are_hung_up_on(tmp_path: Path) -> None:
     with running_hub(tmp_path, max_connections=3) as hub, ExitStack() as stack:
         for _ in range(3):
-            stack.enter_context(RawClient(hub.port)).open()
+            stack.enter_context(RawClient(hub.port)).open().put_token()
         with RawClient(hub.port) as late:
             late.raw(SASL_HEADER)
             assert late.is_closed()
@@ -319,9 +319,10 @@ def many_files() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("many_files")
-def test_a_thousand_idle_connections_do_not_disturb(hub: RunningHub) -> None:
-    before = hub.server.connections
-    with ExitStack() as stack:
+def test_a_thousand_idle_connections_do_not_disturb(tmp_path: Path) -> None:
+    limits = {"max_unauthenticated": 1000, "max_unauthenticated_per_address": 1000}
+    with running_hub(tmp_path, **limits) as hub, ExitStack() as stack:
+        before = hub.server.connections
         silent = [
             stack.enter_context(socket.create_connection(("127.0.0.1", hub.port)))
             for _ in range(500)
@@ -333,7 +334,8 @@ def test_a_thousand_idle_connections_do_not_disturb(hub: RunningHub) -> None:
         client = stack.enter_context(RawClient(hub.port))
         assert client.open().put_token().application_properties["status-code"] == 202
         assert len(silent) + len(idle) == 1000
-    until(lambda: hub.server.connections <= before)
+        stack.close()
+        until(lambda: hub.server.connections <= before)
 
 
 def test_a_client_that_does_not_read_costs_no_more_than_a_buffer(tmp_path: Path) -> None:

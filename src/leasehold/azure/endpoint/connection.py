@@ -151,6 +151,7 @@ class ClientConnection(asyncio.Protocol):
         self.client_frame_bytes = _MIN_FRAME_BYTES
         self.writable = asyncio.Event()
         self.writable.set()
+        self.client_host = ""
         self._transport: asyncio.Transport | None = None
         tls = self.options.tls
         self._tls = None if tls is None else TlsLayer(tls)
@@ -179,6 +180,8 @@ class ClientConnection(asyncio.Protocol):
         """Register with the server, which may have no room."""
         assert isinstance(transport, asyncio.Transport)  # noqa: S101 - the server makes no other
         self._transport = transport
+        peer = transport.get_extra_info("peername")
+        self.client_host = str(peer[0]) if peer else ""
         if not self._server.enter(self):
             transport.abort()
         else:
@@ -491,6 +494,7 @@ class ClientConnection(asyncio.Protocol):
         self.write(frame(0, answer.encode()))
 
     def _add_grant(self, found: Grant) -> None:
+        self._server.unauthenticated.discard(self)
         self._grants[found.path] = found
         self._reader.max_bytes = self.options.max_frame_bytes
 
@@ -504,6 +508,8 @@ class ClientConnection(asyncio.Protocol):
             del self._grants[path]
         if not expired:
             return
+        if not self._grants:
+            self._server.without_token(self)
         reason = RequestRefused(
             UNAUTHORIZED, "ExpiredToken: The token of this link is expired.", status=401
         )

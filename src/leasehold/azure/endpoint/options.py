@@ -16,6 +16,13 @@ if TYPE_CHECKING:
 _MIN_BYTES = 4096
 _MAX_BYTES = 512 << 20
 _SIZES = ("max_frame_bytes", "max_message_bytes", "max_unsettled_bytes", "max_held_bytes")
+_COUNTS = (
+    "max_connections",
+    "max_unauthenticated",
+    "max_unauthenticated_per_address",
+    "max_sessions",
+    "max_links",
+)
 _MAX_TIMEOUT_S = 3600.0
 
 
@@ -28,7 +35,12 @@ class HubOptions:
         port: port to listen at; 0 is any free port.
         keys: keys of the clients; by default one new key.
         tls: TLS context; None is plain TCP, for one machine or a trusted network.
-        max_connections: maximum number of connections; further ones are closed immediately.
+        max_connections: maximum number of connections. A further one takes the place of the oldest
+            without a valid token; if all have one, it is closed immediately.
+        max_unauthenticated: maximum number of connections without a valid token; beyond it the
+            oldest of them is dropped.
+        max_unauthenticated_per_address: the same for the connections from one address (of IPv6: one
+            /64 network), whose oldest is dropped.
         max_sessions: maximum number of sessions of a connection.
         max_links: maximum number of links of a session.
         max_frame_bytes: maximum size of a frame, in both directions.
@@ -50,6 +62,8 @@ class HubOptions:
     keys: SasKeys = field(default_factory=lambda: SasKeys.parse(()))
     tls: ssl.SSLContext | None = None
     max_connections: int = 2000
+    max_unauthenticated: int = 200
+    max_unauthenticated_per_address: int = 100
     max_sessions: int = 1000
     max_links: int = 256
     max_frame_bytes: int = 1 << 20
@@ -63,7 +77,7 @@ class HubOptions:
         """Check all values."""
         for what in ("handshake_timeout", "idle_timeout"):
             seconds_of(getattr(self, what), what=what, min_s=0.05, max_s=_MAX_TIMEOUT_S)
-        for what in ("max_connections", "max_sessions", "max_links"):
+        for what in _COUNTS:
             if not 1 <= getattr(self, what) <= 0xFFFF:  # noqa: PLR2004
                 raise InvalidOptions(f"{what} is {getattr(self, what)}: give 1 to 65535")
         for what in _SIZES:

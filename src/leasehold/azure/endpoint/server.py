@@ -17,6 +17,10 @@ from leasehold.azure.endpoint.hubs import Hubs
 from leasehold.azure.endpoint.options import HubOptions
 from leasehold.azure.endpoint.retries import Retries
 from leasehold.azure.endpoint.selectors import ReaderEpochs
+from leasehold.azure.endpoint.unauthenticated import (
+    DroppedConnections,
+    UnauthenticatedConnections,
+)
 from leasehold.clock import SystemClock, host_name
 from leasehold.errors import StoreUnusable
 
@@ -49,6 +53,8 @@ class HubServer:
         self.hubs = Hubs(opened, clock=self.clock)
         self.epochs = ReaderEpochs()
         self.retries = Retries()
+        self.unauthenticated = UnauthenticatedConnections(self.options)
+        self._dropped = DroppedConnections(self.clock)
         self._connections: set[ClientConnection] = set()
         self._server: asyncio.Server | None = None
         self._ticker: asyncio.Task[None] | None = None
@@ -78,6 +84,11 @@ class HubServer:
     def connections(self) -> int:
         """How many clients are connected."""
         return len(self._connections)
+
+    @property
+    def dropped_unauthenticated(self) -> int:
+        """How many connections without a valid token were dropped, to make room for others."""
+        return self._dropped.unauthenticated
 
     def connection_string(self, hub: str = "") -> str:
         """What clients connect with. It holds a key: it is a secret."""
@@ -146,16 +157,36 @@ class HubServer:
     # ------------------------------------------------------------- for connections
 
     def enter(self, connection: ClientConnection) -> bool:
-        """Register a connection; return False if there are too many."""
+        """Register a connection, in place of one without a token if need be.
+
+        Return False if there are too many and all have one.
+        """
         if len(self._connections) >= self.options.max_connections:
-            log.warning("a connection is refused: there are %d", len(self._connections))
-            return False
+            oldest = self.unauthenticated.oldest()
+            if oldest is None:
+                self._dropped.count(connection.client_host, refused=True)
+                return False
+            self._drop(oldest)
         self._connections.add(connection)
+        self.without_token(connection)
         return True
+
+    def without_token(self, connection: ClientConnection) -> None:
+        """Count a connection among those without a valid token; drop one if they are too many."""
+        excess = self.unauthenticated.add(connection)
+        if excess is not None:
+            self._drop(excess)
+
+    def _drop(self, connection: ClientConnection) -> None:
+        """End a connection without a token, to make room for another."""
+        self._dropped.count(connection.client_host)
+        self.leave(connection)
+        connection.abort()
 
     def leave(self, connection: ClientConnection) -> None:
         """Remove a connection that has ended."""
         self._connections.discard(connection)
+        self.unauthenticated.discard(connection)
         if not self._connections:
             self._is_empty.set()
 
@@ -206,6 +237,7 @@ class HubServer:
             await self.clock.sleep(pause_s)
             now, wall = self.clock.boottime_s(), self.clock.utc_now()
             self._for_each(lambda connection: connection.tick(now, wall))  # noqa: B023 - now
+            self._dropped.report(now)
 
 
 def _bind_problem(error: OSError | UnicodeError) -> str:
