@@ -6,6 +6,8 @@ disk, which kills the process at a named call, or forgets what was not synced.
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
@@ -15,6 +17,18 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
 Bytes = bytes | bytearray | memoryview
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = (
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_long,
+)
+_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 
 
 class Disk(Protocol):
@@ -38,6 +52,10 @@ class Disk(Protocol):
 
     def read_at(self, fd: int, size: int, offset: int) -> bytes:
         """Return up to ``size`` bytes from ``offset``; fewer only at the end of the file."""
+        ...
+
+    def map(self, fd: int, length: int) -> memoryview:
+        """Return the first bytes in place, read-only; valid while the view lives."""
         ...
 
     def size(self, fd: int) -> int:
@@ -130,6 +148,13 @@ class SystemDisk:
             have += len(parts[-1])
         return b"".join(parts) if len(parts) > 1 else parts[0]
 
+    def map(self, fd: int, length: int) -> memoryview:
+        """Return the first bytes in place, read-only."""
+        mapping = _Mapping(fd, length)
+        array = (ctypes.c_ubyte * length).from_address(mapping.address)
+        array.mapping = mapping  # type: ignore[attr-defined]  # it lives as long as a view of it
+        return memoryview(array).cast("B").toreadonly()
+
     def size(self, fd: int) -> int:
         """Return the length of an open file."""
         return os.fstat(fd).st_size
@@ -211,3 +236,19 @@ def _sync(fd: int) -> OSError | None:
     except OSError as error:
         return error
     return None
+
+
+class _Mapping:
+    """Mapped memory, until nothing refers to it. Python's own ``mmap`` keeps a descriptor."""
+
+    def __init__(self, fd: int, length: int) -> None:
+        flags = (length, mmap.PROT_READ, mmap.MAP_SHARED, fd, 0)
+        self.address = _libc.mmap(None, *flags)
+        self.length = length
+        if self.address in {None, ctypes.c_void_p(-1).value}:
+            self.address = None
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+    def __del__(self) -> None:
+        if self.address is not None:
+            _libc.munmap(self.address, self.length)

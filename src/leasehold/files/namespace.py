@@ -235,21 +235,27 @@ class Namespace:
         options: FileOptions,
         clock: Clock,
         helpers: Executor | None = None,
+        rng: random.Random | None = None,
+        has_threads: bool = True,
     ) -> None:
-        """Made by ``Namespace.open``. ``helpers`` are ended with the namespace."""
+        """Made by ``Namespace.open``. ``helpers`` are ended with the namespace.
+
+        Without threads the caller has to renew, by ``run_once`` of ``renewer``.
+        """
         self._sync_threads = helpers
         self._context = around
         self._journal = around.journal
         self._holder = holder
         self._options = options
         self._clock = clock
-        self._rng = system_random()
+        self._rng = rng or system_random()
         self._closing = threading.Event()
         self._renewer = Renewer(
             self._journal,
             holder,
             clock=clock,
             check_interval_s=options.check_interval.total_seconds(),
+            has_thread=has_threads,
         )
         self._operations = FileOperations(
             around,
@@ -329,6 +335,11 @@ class Namespace:
     def holder(self) -> str:
         """The id under which this process writes."""
         return self._holder.id
+
+    @property
+    def renewer(self) -> Renewer:
+        """What keeps the files of this process."""
+        return self._renewer
 
     @property
     def volumes(self) -> Sequence[Volume]:
@@ -446,8 +457,11 @@ class Namespace:
                 if isinstance(error, RecoveryInProgress):
                     pause_s = min(pause_s, max(error.retry_after_s, 0.01))
                 progress(RecoveryProgress(path=path, step=f"waiting: {error}", attempt=failures))
-                self._closing.wait(min(pause_s, max(0.0, deadline - self._clock.boottime_s())))
+                self._wait(min(pause_s, max(0.0, deadline - self._clock.boottime_s())))
         raise AssertionError("unreachable")  # pragma: no cover
+
+    def _wait(self, seconds: float) -> None:
+        self._closing.wait(seconds)
 
     def plan_recovery(self, path: str) -> RecoveryPlan:
         """Return what ``recover`` with ``accept_loss`` would keep and lose; change nothing.

@@ -55,6 +55,14 @@ class _SharedFile:
         self.error: OSError | None = None
 
 
+class _ReopenError(OSError):
+    """A file has no descriptor and cannot be opened again; the files beside it may be sound."""
+
+    def __init__(self, file_number: int, error: OSError) -> None:
+        super().__init__(error.errno, error.strerror, error.filename)
+        self.file_number = file_number
+
+
 class OpenFiles:
     """The files that a process writes. Safe to use from several threads."""
 
@@ -169,11 +177,10 @@ class OpenFiles:
         raise _exhausted("its files were closed again and again for others")
 
     def _reopen(self, number: int, file: _SharedFile) -> None:
-        fd = file.disk.open(file.path, write=True)
-        if file.disk.identity(fd) != file.identity:
-            file.disk.close(fd)
-            raise OSError(errno.ESTALE, "another file has this name now", file.path)
-        file.fd = fd
+        try:
+            file.fd = _open_same(file)
+        except OSError as error:
+            raise _ReopenError(number, error) from error
         self._open[number] = file
 
     def _make_room(self, needed: int, *, keep: frozenset[int]) -> None:
@@ -205,8 +212,13 @@ class OpenFiles:
         self._open.pop(number, None)
         fd, file.fd = file.fd, None
         if fd is not None:
-            file.identity = file.disk.identity(fd)
-            file.disk.close(fd)
+            try:
+                try:
+                    file.identity = file.disk.identity(fd)
+                finally:
+                    file.disk.close(fd)
+            except OSError as error:  # of this file, and not of the one that needs the room
+                file.error = file.error or error
         return True
 
     def _sync_without_lock(self, file: _SharedFile) -> None:
@@ -222,6 +234,19 @@ class OpenFiles:
             self._changed.acquire()
             file.is_closing = False
             self._changed.notify_all()
+
+
+def _open_same(file: _SharedFile) -> int:
+    fd = file.disk.open(file.path, write=True)
+    try:
+        found = file.disk.identity(fd)
+    except OSError:
+        file.disk.close(fd)
+        raise
+    if found != file.identity:
+        file.disk.close(fd)
+        raise OSError(errno.ESTALE, "another file has this name now", file.path)
+    return fd
 
 
 _OF_THIS_PROCESS = OpenFiles()
@@ -262,6 +287,10 @@ class BoundedDisk:
         """Return up to ``size`` bytes from ``offset``."""
         return self._on(fd, lambda real: self._disk.read_at(real, size, offset))
 
+    def map(self, fd: int, length: int) -> memoryview:
+        """Return the first bytes in place."""
+        return self._on(fd, lambda real: self._disk.map(real, length))
+
     def size(self, fd: int) -> int:
         """Return the length of an open file."""
         return self._on(fd, self._disk.size)
@@ -281,14 +310,15 @@ class BoundedDisk:
     def sync(self, fds: Sequence[int], *, what: str) -> Mapping[int, OSError]:
         """Make the contents of these files durable; an earlier failure is reported again."""
         numbers = [fd for fd in fds if fd >= _FIRST_NUMBER]
-        files = self._files.acquire(numbers)
+        failed: dict[int, OSError] = {}
+        files = self._acquire_reopened(numbers, failed)
         try:
             by_descriptor = {fd: fd for fd in fds if fd < _FIRST_NUMBER}
             for number, file in zip(numbers, files, strict=True):
                 assert file.fd is not None  # noqa: S101 - it is in use
                 by_descriptor[file.fd] = number
-            found = self._disk.sync(list(by_descriptor), what=what)
-            errors = {by_descriptor[fd]: error for fd, error in found.items()}
+            found = self._disk.sync(list(by_descriptor), what=what) if by_descriptor else {}
+            errors = failed | {by_descriptor[fd]: error for fd, error in found.items()}
             for number, file in zip(numbers, files, strict=True):
                 file.is_dirty = False
                 file.error = file.error or errors.get(number)
@@ -297,6 +327,17 @@ class BoundedDisk:
             return errors
         finally:
             self._files.release(files)
+
+    def _acquire_reopened(
+        self, numbers: list[int], failed: dict[int, OSError]
+    ) -> list[_SharedFile]:
+        """Acquire these files; those that cannot be opened again are moved to ``failed``."""
+        while True:
+            try:
+                return self._files.acquire(numbers)
+            except _ReopenError as error:
+                failed[error.file_number] = error
+                numbers.remove(error.file_number)
 
     def sync_directory(self, path: str, *, what: str) -> None:
         """Make the names in a directory durable."""

@@ -9,11 +9,8 @@ cut does. Nothing here changes a volume.
 from __future__ import annotations
 
 import bisect
-import ctypes
 import io
 import logging
-import mmap
-import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -51,17 +48,6 @@ if TYPE_CHECKING:
     from leasehold.files.recovery import RecoveryContext
     from leasehold.files.volumes import Volume
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = (
-    ctypes.c_void_p,
-    ctypes.c_size_t,
-    ctypes.c_int,
-    ctypes.c_int,
-    ctypes.c_int,
-    ctypes.c_long,
-)
-_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _TRIES: Final = 8  # each name can change once for every attempt to recover
 
 
@@ -156,29 +142,6 @@ def read(block: Block, volume: Volume, offset: int, size: int, *, disk: Disk) ->
         disk.close(fd)
 
 
-class _Mapping:
-    """Mapped memory, until nothing refers to it. Python's own ``mmap`` keeps a descriptor."""
-
-    def __init__(self, fd: int, length: int) -> None:
-        flags = (length, mmap.PROT_READ, mmap.MAP_SHARED, fd, 0)
-        self.address = _libc.mmap(None, *flags)
-        self.length = length
-        if self.address in {None, ctypes.c_void_p(-1).value}:
-            self.address = None
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-
-    def __del__(self) -> None:
-        if self.address is not None:
-            _libc.munmap(self.address, self.length)
-
-
-def _mapped(fd: int, length: int) -> memoryview:
-    mapping = _Mapping(fd, length)
-    array = (ctypes.c_ubyte * length).from_address(mapping.address)
-    array.mapping = mapping  # type: ignore[attr-defined]  # it lives as long as a view of the array
-    return memoryview(array).cast("B").toreadonly()
-
-
 def map_block(block: Block, volume: Volume, length: int) -> memoryview:
     """Return the first ``length`` bytes of a replica, in place: nothing is copied or compared.
 
@@ -194,7 +157,7 @@ def map_block(block: Block, volume: Volume, length: int) -> memoryview:
                 f"block {block.id:#x} on volume {volume.id!r} has {have} bytes, not {length}. Read "
                 "it from another volume, and verify this one."
             )
-        return _mapped(fd, length)
+        return volume.disk.map(fd, length)
     finally:
         volume.disk.close(fd)
 

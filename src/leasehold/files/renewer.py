@@ -31,8 +31,16 @@ class Renewer:
     """The files of one holder."""
 
     def __init__(
-        self, journal: Journal, holder: FileHolder, *, clock: Clock, check_interval_s: float
+        self,
+        journal: Journal,
+        holder: FileHolder,
+        *,
+        clock: Clock,
+        check_interval_s: float,
+        has_thread: bool = True,
     ) -> None:
+        """Without a thread the caller has to call ``run_once`` as often."""
+        self._has_thread = has_thread
         self._journal = journal
         self._holder = holder
         self._clock = clock
@@ -53,7 +61,7 @@ class Renewer:
         with self._lock:
             self._renewed_at = max(self._renewed_at, renewed_at) if self._writers else renewed_at
             self._writers.add(writer)
-            if self._thread is None:
+            if self._thread is None and self._has_thread:
                 self._thread = threading.Thread(
                     target=self._run, name="leasehold-renewer", daemon=True
                 )

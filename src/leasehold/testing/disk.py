@@ -63,6 +63,10 @@ class PassingDisk:
         """Read at the offset."""
         return self.disk.read_at(fd, size, offset)
 
+    def map(self, fd: int, length: int) -> memoryview:
+        """Return the first bytes, in place."""
+        return self.disk.map(fd, length)
+
     def size(self, fd: int) -> int:
         """Return the size of the file."""
         return self.disk.size(fd)
@@ -117,19 +121,20 @@ class PassingDisk:
 
 
 if TYPE_CHECKING:
-    Names = dict[str, "_Inode"]
+    Names = dict[str, "Inode"]
 
 
 @dataclass(slots=True, eq=False)
-class _Inode:
-    """One inode: its safe contents, and the writes since."""
+class Inode:
+    """One file: its safe contents, and the writes since."""
 
     safe: bytes = b""
     waiting: list[tuple[int, bytes]] = field(default_factory=list)
 
     def settle(self) -> None:
+        """Make the writes safe."""
         for offset, data in self.waiting:
-            self.safe = _written(self.safe, offset, data)
+            self.safe = written_over(self.safe, offset, data)
         self.waiting.clear()
 
     def after_a_cut(self, rng: random.Random) -> bytes:
@@ -139,37 +144,39 @@ class _Inode:
         if rng.random() < 0.3:
             for offset, data in waiting:
                 if rng.random() < 0.5:
-                    found = _written(found, offset, data)
+                    found = written_over(found, offset, data)
             return found
         kept = rng.randint(0, len(waiting))
         for offset, data in waiting[:kept]:
-            found = _written(found, offset, data)
+            found = written_over(found, offset, data)
         if kept < len(waiting) and rng.random() < 0.7:
             offset, data = waiting[kept]
             part = rng.randint(0, len(data))
             torn = data[:part] if rng.random() < 0.5 else bytes(part)
-            found = _written(found, offset, torn)
+            found = written_over(found, offset, torn)
         return found
 
 
 @dataclass(slots=True)
-class _Directory:
+class Directory:
     """The names that are safe, and the changes to them since: (name, file or None if removed)."""
 
     safe: Names = field(default_factory=dict)
-    waiting: list[list[tuple[str, _Inode | None]]] = field(default_factory=list)
+    waiting: list[list[tuple[str, Inode | None]]] = field(default_factory=list)
     now: Names = field(default_factory=dict)
 
-    def change(self, *parts: tuple[str, _Inode | None]) -> None:
+    def change(self, *parts: tuple[str, Inode | None]) -> None:
         """Record one atomic change: a rename has two parts."""
         self.waiting.append(list(parts))
         _changed(self.now, parts)
 
     def settle(self) -> None:
+        """Make the names safe."""
         self.safe = dict(self.now)
         self.waiting.clear()
 
     def after_a_cut(self, rng: random.Random) -> Names:
+        """Return the safe names, with any of the changes since."""
         found = dict(self.safe)
         in_order = rng.random() < 0.5
         kept = rng.randint(0, len(self.waiting))
@@ -188,8 +195,8 @@ class PowerCutDisk(PassingDisk):
 
     def __init__(self, disk: Disk) -> None:
         super().__init__(disk)
-        self._files: dict[int, _Inode] = {}
-        self._folders: dict[str, _Directory] = {}
+        self._files: dict[int, Inode] = {}
+        self._folders: dict[str, Directory] = {}
 
     def cut(self, rng: random.Random) -> None:
         """Put the directories into a state that a power cut could leave.
@@ -209,7 +216,7 @@ class PowerCutDisk(PassingDisk):
         """Create the file."""
         folder, name = self._at(path)
         fd = super().create(path, what=what)
-        self._files[fd] = file = _Inode()
+        self._files[fd] = file = Inode()
         folder.change((name, file))
         return fd
 
@@ -272,15 +279,15 @@ class PowerCutDisk(PassingDisk):
         if name in folder.now:
             folder.change((name, None))
 
-    def _at(self, path: str) -> tuple[_Directory, str]:
+    def _at(self, path: str) -> tuple[Directory, str]:
         directory, name = os.path.split(path)
         folder = self._folders.get(directory)
         if folder is None:
-            folder = self._folders[directory] = _Directory()
+            folder = self._folders[directory] = Directory()
             with suppress(FileNotFoundError):
                 for each in Path(directory).iterdir():
                     if each.is_file():
-                        folder.now[each.name] = _Inode(safe=each.read_bytes())
+                        folder.now[each.name] = Inode(safe=each.read_bytes())
             folder.settle()
         return folder, name
 
@@ -325,7 +332,7 @@ class FailedSyncDisk(PowerCutDisk):
         return failed | dict(super().sync(good, what=what) if good else {})
 
 
-def _changed(names: Names, parts: Sequence[tuple[str, _Inode | None]]) -> None:
+def _changed(names: Names, parts: Sequence[tuple[str, Inode | None]]) -> None:
     for name, file in parts:
         if file is None:
             names.pop(name, None)
@@ -333,7 +340,8 @@ def _changed(names: Names, parts: Sequence[tuple[str, _Inode | None]]) -> None:
             names[name] = file
 
 
-def _written(before: bytes, offset: int, data: bytes) -> bytes:
+def written_over(before: bytes, offset: int, data: bytes) -> bytes:
+    """Return the bytes of a file after a write; a gap is filled with zeros."""
     return before[:offset].ljust(offset, b"\0") + data + before[offset + len(data) :]
 
 

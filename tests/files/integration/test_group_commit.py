@@ -483,7 +483,7 @@ INDEXED = {
 @pytest.mark.parametrize("name", INDEXED)
 def test_what_is_asked_often_is_found_by_index(world: World, journal: Journal, name: str) -> None:
     create(journal)
-    text = journal_module._queries()[name]
+    text = journal_module.queries()[name]
     values = dict.fromkeys(re.findall(r":(\w+)", text), 1)
     with closing(sqlite3.connect(world.url.removeprefix("sqlite:///"))) as raw:
         plan = "\n".join(row[3] for row in raw.execute(f"EXPLAIN QUERY PLAN {text}", values))

@@ -202,6 +202,69 @@ def test_another_file_under_the_same_name_is_not_written(tmp_path: Path, disk: B
         bounded.close(file)
 
 
+@pytest.mark.parametrize("call", ["identity", "close"])
+def test_a_file_that_fails_while_it_is_closed_for_another_is_the_one_that_failed(
+    tmp_path: Path, call: str
+) -> None:
+    class GoneDisk(BusyDisk):
+        def identity(self, fd: int) -> object:
+            self._check("identity", fd)
+            return super().identity(fd)
+
+        def close(self, fd: int) -> None:
+            path = self.paths[fd]
+            super().close(fd)
+            if call == "close" and path in gone:
+                raise OSError(errno.EIO, "gone", path)
+
+        def _check(self, name: str, fd: int) -> None:
+            if name == call and self.paths[fd] in gone:
+                raise OSError(errno.EIO, "gone", self.paths[fd])
+
+    gone: set[str] = set()
+    disk = GoneDisk()
+    bounded = BoundedDisk(disk, open_files=OpenFiles(max_open=1))
+    two, one = written(bounded, tmp_path, 2)
+    gone.add(f"{tmp_path}/1")
+    bounded.write_at(two, b"x", 0, what="data")  # closes the other one
+    assert set(bounded.sync([one, two], what="block")) == {one}
+    gone.clear()
+    assert set(bounded.sync([one, two], what="block")) == {one}
+    for file in (one, two):
+        bounded.close(file)
+    assert not disk.paths
+
+
+def test_a_file_that_cannot_be_opened_again_is_an_error_of_its_sync_only(
+    tmp_path: Path, disk: BusyDisk
+) -> None:
+    bounded = BoundedDisk(disk, open_files=OpenFiles(max_open=1))
+    one, two, three = written(bounded, tmp_path, 3)
+    for file in (one, two, three):
+        bounded.write_at(file, b"x", 0, what="data")
+    (tmp_path / "0").unlink()
+    (tmp_path / "1").unlink()
+    assert set(bounded.sync([one, two, three], what="block")) == {one, two}
+    for file in (one, two, three):
+        bounded.close(file)
+
+
+def test_a_volume_that_is_gone_at_a_sync_without_a_write_is_dropped(
+    tmp_path: Path, volumes: list[Path]
+) -> None:
+    disk = FailingDisk(SystemDisk())
+    bounded = BoundedDisk(disk, open_files=OpenFiles(max_open=1))
+    url = f"sqlite:///{tmp_path}/files.db"
+    with Namespace.open(url, volumes=volumes, run_monitor=False, disk=bounded) as files:
+        with files.create("/a") as writer:
+            writer.write(b"1")
+            writer.flush()
+            disk.fail(volumes[0], errno.EIO)
+            assert writer.sync() == 1
+            assert len(writer.volumes) == 1
+        assert files.read("/a").read() == b"1"
+
+
 def test_a_file_that_is_in_use_is_not_closed_for_another(tmp_path: Path) -> None:
     class SlowDisk(BusyDisk):
         def write_at(self, fd: int, data: Any, offset: int, *, what: str) -> None:

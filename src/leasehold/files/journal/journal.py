@@ -49,7 +49,8 @@ _IDLE_AT_ONCE = 100
 
 
 @cache
-def _queries() -> Mapping[str, str]:
+def queries() -> Mapping[str, str]:
+    """Return the statements of the journal, by name."""
     text = files("leasehold.files.journal").joinpath("queries.sql").read_text(encoding="utf-8")
     return named_queries(text)
 
@@ -81,7 +82,7 @@ class Journal:
         its commit. Without ``group_commit`` each step has its own commit.
         """
         database = open_blocking(
-            url, queries=_queries(), clock=clock or SystemClock(), guard="guard", create=create
+            url, queries=queries(), clock=clock or SystemClock(), guard="guard", create=create
         )
         max_steps = MAX_STEPS if group_commit else 1
         return cls(
