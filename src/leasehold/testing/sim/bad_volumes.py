@@ -1,0 +1,431 @@
+"""Volumes of a simulated machine, in memory, with the faults of real disks.
+
+A write goes into the page cache, where every process reads it. ``sync`` and ``sync_directory`` make
+it durable, as in POSIX: contents by the one, names by the other. On top of that a volume may
+
+* fail a sync once, forget what the sync was about, and say nothing when it is asked again,
+* lie: report a sync as done, and lose what it was about in a power cut,
+* fail calls, be full, be away, and come back: as it was, as it was long ago, or empty,
+* change a single bit of what it keeps.
+
+What was destroyed is reported to ``on_damage``, so that a check knows which replicas are sound.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from leasehold.testing.disk import Directory, Inode, written_over
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from leasehold.files.disk import Bytes
+    from leasehold.testing.sim.blocking_process import SimProcess
+
+PLENTY_BYTES = 1 << 40
+_ID_DIGITS = 16
+
+
+class Damage(Enum):
+    """What has happened to a replica."""
+
+    FLIPPED = "flipped"  # a bit of it has changed
+    GONE = "gone"  # its volume came back empty
+    OLD = "old"  # its volume came back as it was earlier, or has lost what it said was durable
+    CACHED = "cached"  # only what was never durable is lost
+
+
+@dataclass(slots=True, eq=False)
+class CachedFile(Inode):
+    """A file: what is safe, the writes since (both of ``Inode``), and what readers see.
+
+    ``lied``: this many of the waiting writes were reported as durable. ``forgotten``: readers see
+    bytes that will never be written.
+    """
+
+    now: bytearray = field(default_factory=bytearray)
+    lied: int = 0
+    forgotten: bool = False
+
+    def forget(self) -> None:
+        """Fail to write back: what is waiting is in the cache only, as if it were written."""
+        self.forgotten |= bool(self.waiting)
+        self.waiting.clear()
+        self.lied = 0
+
+    def drop_cache(self) -> bool:
+        """Show what is on the disk or still to be written there; return whether that differs."""
+        if not self.forgotten:
+            return False
+        found = self.safe
+        for offset, data in self.waiting:
+            found = written_over(found, offset, data)
+        differs = found != self.now
+        self.now, self.forgotten = bytearray(found), False
+        return differs
+
+
+class SimVolume:
+    """One file system, mounted at ``root``."""
+
+    def __init__(
+        self, name: str, *, on_damage: Callable[[str, int, Damage], None], lies: bool = False
+    ) -> None:
+        self.name = name
+        self.root = f"/{name}"
+        self.folders: dict[str, Directory] = {self.root: Directory()}
+        self.mount = 0  # what was opened under an earlier one has failed
+        self.lies = lies
+        self.is_away = self.is_full = False
+        self.failure_rate = 0.0
+        self.failing_syncs = 0
+        self._on_damage = on_damage
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether it answers every call now."""
+        return not (self.is_away or self.is_full or self.failure_rate or self.failing_syncs)
+
+    def files(self) -> Iterator[tuple[str, CachedFile]]:
+        """Yield all files, by path."""
+        for folder, directory in self.folders.items():
+            for name, file in directory.now.items():
+                assert isinstance(file, CachedFile)
+                yield f"{folder}/{name}", file
+
+    def blocks(self) -> set[int]:
+        """Return the blocks that have any file here."""
+        return {block for path, _ in self.files() if (block := block_of(path))}
+
+    def settle(self) -> None:
+        """Make all durable that is not: after the set-up of a run."""
+        for directory in self.folders.values():
+            directory.settle()
+        for _, file in self.files():
+            file.settle()
+
+    # ------------------------------------------------------------------- faults
+
+    def flip(self, rng: random.Random) -> str:
+        """Change a bit of a block's files; return what was hit."""
+        found = [(path, file) for path, file in self.files() if block_of(path) and file.now]
+        if not found:
+            return "nothing"
+        path, file = rng.choice(found)
+        at, mask = rng.randrange(len(file.now)), 1 << rng.randrange(8)
+        file.now[at] ^= mask
+        if at < len(file.safe):
+            file.safe = written_over(file.safe, at, bytes([file.safe[at] ^ mask]))
+        file.waiting = [
+            (offset, _flipped(data, at - offset, mask)) for offset, data in file.waiting
+        ]
+        self._on_damage(self.name, block_of(path), Damage.FLIPPED)
+        return f"{path} at {at}"
+
+    def fail_write_back(self, file: CachedFile, path: str) -> None:
+        """Lose what is waiting of a file."""
+        file.forget()
+        if block_of(path):
+            self._on_damage(self.name, block_of(path), Damage.CACHED)
+
+    def drop_caches(self) -> None:
+        """Show what is on the disk: memory is needed for something else."""
+        for _, file in self.files():
+            file.drop_cache()
+
+    def remount(self) -> None:
+        """Unmount and mount again: what waits is written, what was forgotten is gone."""
+        self.mount += 1
+        self.drop_caches()
+        for directory in self.folders.values():
+            directory.settle()
+        for _, file in self.files():
+            file.settle()
+            file.lied = 0
+
+    def cut(self, rng: random.Random) -> None:
+        """Leave what a power cut leaves."""
+        self.mount += 1
+        for path, file in self.files():
+            if file.lied and block_of(path):
+                self._on_damage(self.name, block_of(path), Damage.OLD)
+        lost = Damage.OLD if self.lies else Damage.CACHED
+        for folder, directory in self.folders.items():
+            before = directory.now
+            directory.safe = directory.after_a_cut(rng)
+            directory.now = dict(directory.safe)
+            directory.waiting.clear()
+            for name in set(before) ^ set(directory.now):
+                if block_of(f"{folder}/{name}"):
+                    self._on_damage(self.name, block_of(f"{folder}/{name}"), lost)
+        for _, file in self.files():
+            file.safe = file.after_a_cut(rng)
+            file.now = bytearray(file.safe)
+            file.waiting.clear()
+            file.lied, file.forgotten = 0, False
+
+    def copy(self) -> dict[str, dict[str, bytes]]:
+        """Return all that is here, to be brought back later."""
+        return {
+            folder: {name: bytes(file.now) for name, file in directory.now.items()}  # type: ignore[attr-defined]
+            for folder, directory in self.folders.items()
+        }
+
+    def become(self, contents: Mapping[str, Mapping[str, bytes]]) -> None:
+        """Be mounted with other contents: an earlier copy, or nothing at all."""
+        before, kind = self.copy(), Damage.OLD if len(contents) > 1 else Damage.GONE
+        self.mount += 1
+        self.folders = {folder: Directory() for folder in contents}
+        for folder, names in contents.items():
+            for name, data in names.items():
+                self.folders[folder].now[name] = CachedFile(safe=data, now=bytearray(data))
+            self.folders[folder].settle()
+        after = self.copy()
+        for folder in set(before) | set(after):
+            old, new = before.get(folder, {}), after.get(folder, {})
+            for name in set(old) | set(new):
+                if block_of(f"{folder}/{name}") and old.get(name) != new.get(name):
+                    self._on_damage(self.name, block_of(f"{folder}/{name}"), kind)
+
+
+def block_of(path: str) -> int:
+    """Return the block that a file is part of; 0 for other files."""
+    digits = path.rpartition("/")[2][:_ID_DIGITS]
+    if "/blocks/" not in path or len(digits) < _ID_DIGITS:
+        return 0
+    return int(digits, 16)
+
+
+def _flipped(data: bytes, at: int, mask: int) -> bytes:
+    if not 0 <= at < len(data):
+        return data
+    return written_over(data, at, bytes([data[at] ^ mask]))
+
+
+class SimDisk:
+    """The ``Disk`` of one simulated process. Each effect is a step at which it may be paused.
+
+    ``exhausted``: this many of its next calls fail since the process has no descriptor or memory.
+    """
+
+    def __init__(
+        self, volumes: Mapping[str, SimVolume], process: SimProcess, rng: random.Random
+    ) -> None:
+        self.exhausted = 0
+        self.exhausted_as = errno.EMFILE
+        self._volumes = volumes
+        self._process = process
+        self._rng = rng
+        self._next_fd = 3
+        self._open: dict[int, tuple[SimVolume, CachedFile, str, int]] = {}
+
+    def create(self, path: str, *, what: str) -> int:
+        """Make a new, empty file."""
+        volume, directory, name = self._entry(path, what)
+        self._take_descriptor(path)
+        if name in directory.now:
+            raise _error(errno.EEXIST, path)
+        if volume.is_full:
+            raise self._trouble(volume, errno.ENOSPC, path)
+        file = CachedFile()
+        directory.change((name, file))
+        self._process.step(f"after create {what}")
+        return self._opened(volume, file, path)
+
+    def open(self, path: str, *, write: bool = False) -> int:
+        """Open a file that must exist."""
+        del write
+        volume, directory, name = self._entry(path, "open")
+        self._take_descriptor(path)
+        return self._opened(volume, self._named(volume, directory, name, path), path)
+
+    def close(self, fd: int) -> None:
+        """Close a descriptor."""
+        self._open.pop(fd, None)
+
+    def write_at(self, fd: int, data: Bytes, offset: int, *, what: str) -> None:
+        """Write all of ``data``, or part of it and raise."""
+        volume, file, path = self._file(fd, what)
+        copied = bytes(data)
+        if volume.is_full and offset + len(copied) > len(file.now):
+            part = copied[: max(0, len(file.now) - offset)]
+            copied = part[: self._rng.randint(0, len(part))]
+        if copied:
+            file.now.extend(bytes(max(0, offset - len(file.now))))
+            file.now[offset : offset + len(copied)] = copied
+            file.waiting.append((offset, copied))
+        if len(copied) < len(data):
+            raise self._trouble(volume, errno.ENOSPC, path)
+        self._process.step(f"after {what}")
+
+    def read_at(self, fd: int, size: int, offset: int) -> bytes:
+        """Return up to ``size`` bytes."""
+        _, file, _ = self._file(fd, "")
+        return bytes(file.now[offset : offset + size])
+
+    def map(self, fd: int, length: int) -> memoryview:
+        """Return the first bytes as they are now."""
+        return memoryview(self.read_at(fd, length, 0))
+
+    def size(self, fd: int) -> int:
+        """Return the length of an open file."""
+        return len(self._file(fd, "")[1].now)
+
+    def identity(self, fd: int) -> object:
+        """Return what distinguishes the file from others."""
+        return self._file(fd, "")[1]
+
+    def identity_at(self, path: str) -> object:
+        """Return what distinguishes the file at a path; None if there is none."""
+        _, directory, name = self._entry(path, "check")
+        return directory.now.get(name)
+
+    def exists(self, path: str) -> bool:
+        """Return whether the path exists."""
+        _, directory, name = self._entry(path, "exists")
+        return name in directory.now
+
+    def sync(self, fds: Sequence[int], *, what: str) -> dict[int, OSError]:
+        """Make contents durable; return those that failed."""
+        failed: dict[int, OSError] = {}
+        self._process.step(f"sync {what}")
+        for fd in fds:
+            try:
+                volume, file, path = self._file(fd, "")
+            except OSError as error:
+                failed[fd] = error
+                continue
+            if volume.failing_syncs:
+                volume.failing_syncs -= 1
+                volume.fail_write_back(file, path)
+                failed[fd] = self._trouble(volume, errno.EIO, path)
+            elif volume.lies:
+                file.lied = len(file.waiting)
+            else:
+                file.settle()
+        self._process.step(f"synced {what}")
+        return failed
+
+    def sync_directory(self, path: str, *, what: str) -> None:
+        """Make the names in a directory durable."""
+        if path == "/":
+            return
+        volume = self._volume(path, f"sync {what}")
+        self._take_descriptor(path)
+        if path not in volume.folders:
+            raise _error(errno.ENOENT, path)
+        if not volume.lies:
+            volume.folders[path].settle()
+
+    def rename(self, source: str, target: str, *, what: str) -> None:
+        """Rename a file within its directory."""
+        volume, directory, name = self._entry(source, what)
+        file = self._named(volume, directory, name, source)
+        directory.change((name, None), (os.path.basename(target), file))  # noqa: PTH119
+        self._process.step(f"after {what}")
+
+    def link(self, source: str, target: str, *, what: str) -> None:
+        """Give a file a second name."""
+        volume, directory, name = self._entry(source, what)
+        other = os.path.basename(target)  # noqa: PTH119
+        if other in directory.now:
+            raise _error(errno.EEXIST, target)
+        directory.change((other, self._named(volume, directory, name, source)))
+
+    def truncate(self, path: str, size: int, *, what: str) -> None:
+        """Cut a file, durably."""
+        volume, directory, name = self._entry(path, what)
+        self._take_descriptor(path)
+        file = self._named(volume, directory, name, path)
+        file.settle()
+        file.safe = file.safe[:size]
+        file.now = file.now[:size]
+
+    def unlink(self, path: str, *, what: str) -> None:
+        """Remove a file; a missing one is not an error."""
+        _, directory, name = self._entry(path, what)
+        if name in directory.now:
+            directory.change((name, None))
+
+    def names(self, path: str) -> list[str]:
+        """Return the names in a directory."""
+        volume = self._volume(path, "names")
+        self._take_descriptor(path)
+        if path not in volume.folders:
+            raise _error(errno.ENOENT, path)
+        inside = {
+            folder[len(path) + 1 :].partition("/")[0]
+            for folder in volume.folders
+            if len(volume.folders) < 4 and folder.startswith(f"{path}/")
+        }
+        return [*volume.folders[path].now, *sorted(inside)]
+
+    def make_directory(self, path: str, *, what: str) -> None:
+        """Make a directory unless it exists."""
+        volume = self._volume(path, what)
+        volume.folders.setdefault(path, Directory())
+
+    def free_bytes(self, path: str) -> int:
+        """Return the free bytes."""
+        return 0 if self._volume(path, "free").is_full else PLENTY_BYTES
+
+    # ------------------------------------------------------------------- faults
+
+    def _volume(self, path: str, what: str) -> SimVolume:
+        self._process.step(what)
+        volume = self._volumes[path.split("/", 2)[1]]
+        if volume.failure_rate and self._rng.random() < volume.failure_rate:
+            raise self._trouble(volume, errno.EIO, path)
+        return volume
+
+    def _entry(self, path: str, what: str) -> tuple[SimVolume, Directory, str]:
+        volume = self._volume(path, what)
+        folder, _, name = path.rpartition("/")
+        if volume.is_away:
+            raise self._trouble(volume, errno.ENOENT, path)
+        if folder not in volume.folders:
+            raise _error(errno.ENOENT, path)
+        return volume, volume.folders[folder], name
+
+    def _named(self, volume: SimVolume, directory: Directory, name: str, path: str) -> CachedFile:
+        del volume
+        file = directory.now.get(name)
+        if not isinstance(file, CachedFile):
+            raise _error(errno.ENOENT, path)
+        return file
+
+    def _opened(self, volume: SimVolume, file: CachedFile, path: str) -> int:
+        self._next_fd += 1
+        self._open[self._next_fd] = (volume, file, path, volume.mount)
+        return self._next_fd
+
+    def _file(self, fd: int, what: str) -> tuple[SimVolume, CachedFile, str]:
+        if what:
+            self._process.step(what)
+        if fd not in self._open:
+            raise _error(errno.EBADF, str(fd))
+        volume, file, path, mount = self._open[fd]
+        if volume.is_away or mount != volume.mount:
+            raise self._trouble(volume, errno.EIO, path)
+        if volume.failure_rate and self._rng.random() < volume.failure_rate:
+            raise self._trouble(volume, errno.EIO, path)
+        return volume, file, path
+
+    def _take_descriptor(self, path: str) -> None:
+        if self.exhausted:
+            self.exhausted -= 1
+            raise _error(self.exhausted_as, path)
+
+    def _trouble(self, volume: SimVolume, number: int, path: str) -> OSError:
+        self._process.met_trouble(volume.name)
+        return _error(number, path)
+
+
+def _error(number: int, path: str) -> OSError:
+    return OSError(number, os.strerror(number), path)
