@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from leasehold.errors import UsageError
 
@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 
 LONGEST_OFFSET = 1024
 LONGEST_NOTE = 1024
+LONGEST_STREAM_ID = 128
 _LONGEST_SHOWN = 80
+_STREAM_MARK = "\x1fstream="  # in the text that stores keep, before the identity of the stream
 
 
 class State(Enum):
@@ -242,7 +244,8 @@ class Changes:
 class Position:
     """A position in a partition. Positions are ordered by ``sequence_number`` alone.
 
-    -1 is the position before the first event.
+    -1 is the position before the first event. ``stream`` is the identity of the stream: another one
+    of the same name has another identity. Empty: it is not known.
 
     Raises:
         UsageError: the sequence number is not a whole number from -1 up.
@@ -250,12 +253,30 @@ class Position:
 
     sequence_number: int
     offset: str = field(default="", compare=False)
+    stream: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         """Check that it can be compared with other positions."""
         number: object = self.sequence_number
         if not isinstance(number, int) or isinstance(number, bool) or number < -1:
             raise UsageError(f"sequence_number must be a whole number from -1 up, not {number!r}")
+
+    @property
+    def stored_offset(self) -> str:
+        """The text that stores keep: the offset, followed by the stream if that is known."""
+        if not self.stream and _STREAM_MARK not in self.offset:
+            return self.offset
+        return f"{self.offset}{_STREAM_MARK}{self.stream}"
+
+    @classmethod
+    def from_stored(cls, sequence_number: int, text: str) -> Self:
+        """Return the position with this ``stored_offset``; an older one has no stream."""
+        offset, mark, stream = text.rpartition(_STREAM_MARK)
+        return cls(
+            sequence_number=sequence_number,
+            offset=offset if mark else text,
+            stream=stream if mark else "",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,8 +299,8 @@ class CheckpointWrite:
     """A checkpoint to be written, with the ownership that allows it.
 
     Raises:
-        UsageError: the position is not a ``Position``, or its offset is not text that every store
-            can keep: at most 1,024 characters, without NUL and lone surrogates.
+        UsageError: the position is not a ``Position``, or its offset or stream is not text that
+            every store can keep: at most 1,024 and 128 characters, without NUL and lone surrogates.
     """
 
     ownership: Ownership
@@ -295,6 +316,12 @@ class CheckpointWrite:
             what="offset",
             longest=LONGEST_OFFSET,
             advice="leave it out if it has no use",
+        )
+        _check_text(
+            position.stream,
+            what="stream",
+            longest=LONGEST_STREAM_ID,
+            advice="leave it out if the stream has no identity",
         )
 
 

@@ -16,6 +16,7 @@ from leasehold.spark.audit import AuditMaterial
 from leasehold.spark.reading import Range
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
+STREAM = NOON.isoformat()
 
 
 def at(seconds: float) -> datetime:
@@ -53,11 +54,13 @@ def commit(name: str, partition: str, start: int, end: int, epoch: int, holder: 
     )
 
 
-def checkpoint(partition: str, epoch: int, done: int, at_s: float) -> Checkpoint:
+def checkpoint(
+    partition: str, epoch: int, done: int, at_s: float, *, stream: str = STREAM
+) -> Checkpoint:
     return Checkpoint(
         key=partition_key("orders", "billing", partition),
         epoch=epoch,
-        position=Position(sequence_number=done),
+        position=Position(sequence_number=done, stream=stream),
         updated_at=at(at_s),
     )
 
@@ -83,6 +86,7 @@ CLEAN = AuditMaterial(
     sink="delta:delays",
     commits=COMMITS,
     ends={"0": PartitionEnds(first=0, next=24), "1": PartitionEnds(first=0, next=5)},
+    identity=STREAM,
 )
 # What the sink and the log hold after it.
 SUNK = [("0", number) for number in range(20)] + [("1", number) for number in range(5)]

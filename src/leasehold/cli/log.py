@@ -352,12 +352,12 @@ def _groups_with_checkpoints(stream: str, store: str | None) -> dict[str, int]:
 
 
 def _say_checkpoints(stream: str, groups: dict[str, int]) -> None:
-    """Warn of checkpoints that stay: in a recreated stream they would skip events."""
+    """Warn of checkpoints that stay: in a recreated stream their groups stop."""
     if not groups:
         return
     err.print(
-        "these groups have checkpoints in it, and they stay. If a stream of this name is made anew "
-        "its events up to there are skipped: stop their hosts and remove the checkpoints first"
+        "these groups have checkpoints in it, and they stay. In a recreated stream of this name "
+        "they stop with PositionLost until their checkpoints are removed"
     )
     for group, count in groups.items():
         command = f"leasehold checkpoints reset {quote(stream)} {quote(group)} --remove --execute"

@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from leasehold.errors import PositionLost
+
 
 class PositionOrigin(Enum):
     """Which position counts."""
@@ -30,6 +32,26 @@ class ResumePosition:
 
     by: PositionOrigin
     position: int | None = None
+
+
+def check_same_stream(
+    known: str, found: str, *, stream: str, partition: str, resumes_at: int | None
+) -> None:
+    """Return if both identities are of the same stream, or one of them is not known (empty).
+
+    ``known`` is that of the position to resume at, ``found`` that of the stream as it is now.
+
+    Raises:
+        PositionLost: they differ: the number of the position means another event now.
+    """
+    if known in {"", found} or not found:
+        return
+    raise PositionLost(
+        f"partition {partition} of {stream!r} cannot resume at event {resumes_at}: the stream was "
+        f"deleted and recreated. The position is of the stream of {known}, this one is of {found}, "
+        "and its events have other numbers. Nothing was read or skipped. Say where the group is to "
+        "begin in the new stream with `leasehold checkpoints reset`, or take another group"
+    )
 
 
 def resumed(*, checkpoint: int | None, sink_position: int | None, is_reset: bool) -> ResumePosition:

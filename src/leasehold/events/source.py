@@ -15,7 +15,7 @@ Guarantees of every source:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from leasehold.errors import UsageError
 
@@ -95,6 +95,23 @@ class EventSource(Protocol):
         ...
 
 
+@runtime_checkable
+class IdentifiedSource(Protocol):
+    """Optional, beside ``EventSource``: for streams that can be deleted and recreated."""
+
+    async def stream_identity(self) -> str:
+        """Return what distinguishes the stream from any other that had or gets its name.
+
+        It never changes while the stream exists. Empty: it is not known.
+        """
+        ...
+
+
+async def identity_of(source: EventSource) -> str:
+    """Return the identity of the stream; empty if the source does not know any."""
+    return await source.stream_identity() if isinstance(source, IdentifiedSource) else ""
+
+
 def partition_number(partition: str) -> int:
     """Return the number of a partition of the log."""
     if not (partition.isascii() and partition.isdigit()) or str(int(partition)) != partition:
@@ -110,6 +127,11 @@ class RangeSource(Protocol):
     @property
     def name(self) -> str:
         """The name of the stream."""
+        ...
+
+    @property
+    def identity(self) -> str:
+        """What distinguishes the stream from any other of its name; empty: it is not known."""
         ...
 
     def partitions(self) -> Sequence[str]:

@@ -39,15 +39,21 @@ class PartitionReset:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResetPlan:
-    """What a reset would do, in the order of the partitions."""
+    """What a reset would do, in the order of the partitions.
+
+    ``stream`` is the identity of the stream that the positions are of; empty if it is not known.
+    """
 
     partitions: tuple[PartitionReset, ...]
+    stream: str = ""
 
     @property
     def positions(self) -> Mapping[str, Position | None]:
         """The new checkpoints by key; ``None``: to be removed."""
         return {
-            each.key: None if each.then is None else Position(sequence_number=each.then - 1)
+            each.key: None
+            if each.then is None
+            else Position(sequence_number=each.then - 1, stream=self.stream)
             for each in self.partitions
         }
 
@@ -77,8 +83,9 @@ async def plan_reset(
             f"{view.stream!r} is no stream of the log in this store, so nobody can tell where "
             f"{str(to)!r} is: use seq:N, or remove the checkpoints"
         )
+    stream = "" if positions is None else await positions.identity()
     plan = [_planned(each, await _next_number(each, to, positions)) for each in chosen]
-    return ResetPlan(partitions=tuple(plan))
+    return ResetPlan(partitions=tuple(plan), stream=stream)
 
 
 async def _next_number(

@@ -83,6 +83,15 @@ class LogPositions:
         """
         return await anyio.to_thread.run_sync(self._enqueued_at, dict(numbers))
 
+    async def identity(self) -> str:
+        """Return the identity of the stream.
+
+        Raises:
+            UnknownStream: the stream was deleted.
+        """
+        stream = await anyio.to_thread.run_sync(self._log.stream, self._stream)
+        return stream.identity
+
     async def sequence_of(self, partition: str, start: Start) -> int:
         """Return the number of the first event at or after ``start``.
 

@@ -94,6 +94,10 @@ class LogSource:
         """The name of the stream."""
         return self._stream.name
 
+    async def stream_identity(self) -> str:
+        """Return the identity of the stream that this source was made for."""
+        return self._stream.identity
+
     async def partitions(self) -> Sequence[str]:
         """Return the ids of all partitions: the numbers from 0 on.
 
@@ -243,6 +247,11 @@ class LogRanges:
     def name(self) -> str:
         """The name of the stream."""
         return self._stream.name
+
+    @property
+    def identity(self) -> str:
+        """The identity of the stream that was there when this was made."""
+        return self._stream.identity
 
     def partitions(self) -> Sequence[str]:
         """Return the ids of all partitions."""

@@ -170,6 +170,11 @@ class StreamInfo:
     parts: tuple[PartitionInfo, ...] = ()
 
     @property
+    def identity(self) -> str:
+        """What distinguishes it from a stream of the same name: when it was created."""
+        return self.created_at
+
+    @property
     def partitions(self) -> int:
         """How many partitions it has."""
         return self.settings.partitions

@@ -56,6 +56,10 @@ class PumpCalls(Protocol):
         """The last event that the handler was given so far."""
         ...
 
+    def of_stream(self, position: Position) -> Position:
+        """Return the position as it is stored: with the identity of the stream."""
+        ...
+
     def write(self, position: Position) -> Future[None]:
         """Have the position stored; the future is done when it is. From any thread."""
         ...
@@ -144,11 +148,11 @@ class _Context:
         return position
 
     def _check_still_owned(self, position: Position) -> Position:
-        """Return the position if it may still be written at the end of a transaction."""
+        """Return the position to store, if it may still be written at the end of a transaction."""
         if self.lost:
             self._pump_calls.refused(position)
         self.check()
-        return position
+        return self._pump_calls.of_stream(position)
 
     def _transactions(self) -> Transacting:
         transactions = self._pump_calls.transactions

@@ -23,12 +23,14 @@ import math
 from collections import deque
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import anyio
 
 from leasehold.core.backoff import Backoff
 from leasehold.core.load_meter import LoadMeter
+from leasehold.core.resume_position import check_same_stream
 from leasehold.errors import (
     BeyondEnd,
     CheckpointBehind,
@@ -39,6 +41,7 @@ from leasehold.errors import (
     Trimmed,
 )
 from leasehold.events.event import joined
+from leasehold.events.source import identity_of
 from leasehold.events.start import Start, StartKind
 from leasehold.model import Position
 from leasehold.processor.checkpoint_writer import WrittenListener
@@ -233,6 +236,7 @@ class PumpProgress:
         self.next: int | None = None
         self.stored_position: Position | None = None
         self._done = Position(sequence_number=-1)
+        self._identity = ""  # of the stream that these positions are of
         self._events_since_put = 0
         self._unknown_commits = 0
         self._first_sequence = 0
@@ -266,8 +270,13 @@ class PumpProgress:
             return self._done
         return last_position(batch.slice(0, call.done))
 
+    def of_stream(self, position: Position) -> Position:
+        """Return the position as it is stored: with the identity of the stream."""
+        return replace(position, stream=self._identity)
+
     def write(self, position: Position) -> Future[None]:
         """Have the position stored; the future is done when it is."""
+        position = self.of_stream(position)
         written: Future[None] = Future()
         written.set_running_or_notify_cancel()  # a caller that stops waiting does not cancel it
 
@@ -322,7 +331,8 @@ class PumpProgress:
         if within_s == 0.0:
             self._events_since_put = 0
         written = WrittenListener(self.stored)
-        self._manager.write_checkpoint(self.handle.ownership, self._done, within_s, written)
+        position = self.of_stream(self._done)
+        self._manager.write_checkpoint(self.handle.ownership, position, within_s, written)
 
     async def _next_after_stored(self) -> int:
         """Return the event after the last stored one; ask the store if a commit is unknown."""
@@ -564,9 +574,19 @@ class Pump(PumpProgress):
         if self.next is None:
             checkpoint = await manager.checkpoint_loader.checkpoint(handle.ownership.key)
             if checkpoint is not None:
+                self._identity = checkpoint.position.stream
                 self.next = checkpoint.resumes_at
                 self.stored_position = checkpoint.position
                 self._done = checkpoint.position
+        identity = await identity_of(manager.source)
+        check_same_stream(
+            self._identity,
+            identity,
+            stream=manager.stream,
+            partition=handle.partition,
+            resumes_at=self.next,
+        )
+        self._identity = identity
         return await open_receiver(
             manager.source,
             handle,

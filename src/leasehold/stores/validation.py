@@ -93,9 +93,12 @@ def _checked_position(key: str, position: object) -> Position | None:
         raise UsageError(f"{key}: a position is Position(sequence_number=…), not {position!r}")
     if position.sequence_number > _BIGGEST_NUMBER:
         raise UsageError(f"{key}: sequence_number may be 2**63 - 1 at most: {position!r}")
-    offset: object = position.offset
-    if not isinstance(offset, str) or "\0" in offset or not _is_unicode(offset):
-        raise UsageError(f"{key}: offset must be text without NUL and lone surrogates: {offset!r}")
+    texts: dict[str, object] = {"offset": position.offset, "stream": position.stream}
+    for what, text in texts.items():
+        if not isinstance(text, str) or "\0" in text or not _is_unicode(text):
+            raise UsageError(
+                f"{key}: {what} must be text without NUL and lone surrogates: {text!r}"
+            )
     return position
 
 
@@ -108,10 +111,10 @@ def _is_unicode(text: str) -> bool:
 
 
 def same_position(one: Position | None, other: Position | None) -> bool:
-    """Return whether two positions are equal, offset included; ``==`` ignores the offset."""
+    """Return whether two positions are equal, offset and stream included; ``==`` ignores them."""
     if one is None or other is None:
         return one is other
-    return (one.sequence_number, one.offset) == (other.sequence_number, other.offset)
+    return (one.sequence_number, one.stored_offset) == (other.sequence_number, other.stored_offset)
 
 
 def limit_s(limit: timedelta, *, what: str) -> float:

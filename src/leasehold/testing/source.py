@@ -31,6 +31,7 @@ class MemorySource:
         self.first: dict[str, int] = {}
         self.claims: dict[tuple[str, str], tuple[int, object]] = {}
         self.receivers: list[MemoryReceiver] = []
+        self.identity = ""  # change it together with the events: then it is another stream
 
     @property
     def name(self) -> str:
@@ -52,6 +53,10 @@ class MemorySource:
     def trim(self, partition: str, first: int) -> None:
         """Keep the events from this number on."""
         self.first[partition] = first
+
+    async def stream_identity(self) -> str:
+        """Return ``identity``."""
+        return self.identity
 
     async def partitions(self) -> Sequence[str]:
         """Return the ids of all partitions."""

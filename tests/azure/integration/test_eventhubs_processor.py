@@ -14,6 +14,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -173,6 +174,27 @@ def test_ranges_of_a_hub_are_read_for_spark_without_a_store(tmp_path: Path) -> N
         rows = sum(batch.num_rows for batch in read_events(address, "", wanted, columns))
         close_stream(address, "")
         assert rows == 500
+
+
+def test_a_hub_that_was_recreated_has_another_identity(tmp_path: Path) -> None:
+    """It comes with the list of partitions: asking for it later costs no request."""
+    with running_hub(tmp_path, partitions=1) as hub:
+
+        async def identity() -> str:
+            async with EventHubsSource(address_of(hub)) as source:
+                await source.partitions()
+                await source.close()  # it cannot ask any more
+                return await source.stream_identity()
+
+        first = anyio.run(identity)
+        ranges = open_ranges(address_of(hub), store_url="", pinned=True)
+        assert ranges.identity == first == anyio.run(identity)
+        ranges.close()
+        hub.log.delete("hub")
+        hub.log.create("hub", partitions=1)
+        second = anyio.run(identity)
+        assert second
+        assert second != first
 
 
 def test_the_name_of_a_key_is_in_no_error_of_a_task_of_spark(tmp_path: Path) -> None:

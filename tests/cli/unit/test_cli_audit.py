@@ -148,10 +148,10 @@ def test_the_table_fits_80_columns_and_json_has_all(
     found = Audit(material=a.CLEAN, checks=checks, notes=("a note",))
     _print(found, Output.TABLE)
     table = capsys.readouterr()
-    assert table.out.startswith("REFUTED  orders billing: 11 findings against 11 of 11 claims\n")
+    assert table.out.startswith("REFUTED  orders billing: 12 findings against 12 of 12 claims\n")
     assert max(map(len, table.out.splitlines())) <= 80
     assert "note: a note" in table.err
     _print(found, Output.JSON)
     row = json.loads(capsys.readouterr().out)
-    assert (row["verdict"], len(row["checks"]), len(row["findings"])) == ("REFUTED", 11, 11)
+    assert (row["verdict"], len(row["checks"]), len(row["findings"])) == ("REFUTED", 12, 12)
     assert row["findings"][0]["what"] == LONG

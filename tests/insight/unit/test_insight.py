@@ -23,7 +23,7 @@ from leasehold.insight import (
 from leasehold.insight.groups import known_groups
 from leasehold.insight.partition_ends import RememberedEnds
 from leasehold.insight.partitions import Backlog, waiting
-from leasehold.log import Log, LogOptions
+from leasehold.log import Log, LogOptions, LogSource
 from leasehold.model import Checkpoint, HandOver, Position, State
 from leasehold.names import in_order
 from leasehold.ports import Store
@@ -289,6 +289,11 @@ def planned(
             start = None if to is None else Start.parse(to)
             found = await plan_reset(view, to=start, positions=positions, partitions=partitions)
             assert set(found.positions) == {each.key for each in found.partitions}
+            identity = ""
+            if positions is not None:
+                async with LogSource.open(scene.url, scene.stream) as source:
+                    identity = await source.stream_identity()
+            assert {each.stream for each in found.positions.values() if each} <= {identity}
             return [
                 (each.partition, each.now, each.then, each.again, each.skipped)
                 for each in found.partitions

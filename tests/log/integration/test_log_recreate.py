@@ -1,4 +1,4 @@
-"""A stream that was deleted and made anew is another one: nobody slips from the old into it."""
+"""A stream that was deleted and recreated is another one: what belongs to the old one stops."""
 
 from __future__ import annotations
 
@@ -6,11 +6,16 @@ from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
+import anyio
 import pytest
 
-from leasehold.errors import UnknownStream
+from leasehold.errors import PositionLost, UnknownStream
 from leasehold.events import Event, Start
-from leasehold.log import Log
+from leasehold.log import Log, LogSource
+from leasehold.log.source import LogRanges
+from leasehold.names import partition_key
+from leasehold.processor import EventProcessor
+from leasehold.stores import open_store
 
 SOON_S = 120
 SOON = timedelta(seconds=SOON_S)
@@ -96,3 +101,56 @@ def test_a_reader_that_found_nothing_does_not_begin_in_the_new_stream(
         make_anew(here, events=1)
         with pytest.raises(UnknownStream, match="made anew"):
             reader.wait(SOON)
+
+
+@pytest.mark.anyio
+async def test_a_stream_that_was_recreated_has_another_identity(here: Log, there: Log) -> None:
+    here.create("orders", partitions=1)
+    here.create("orders", partitions=1)  # safe to repeat: it is still the same
+    found = []
+    for _ in range(2):
+        async with LogSource(there, "orders") as source:
+            assert await source.stream_identity() == LogRanges(here, "orders").identity
+            found.append(await source.stream_identity())
+        make_anew(here)
+    assert found[0] != found[1]
+
+
+@pytest.mark.anyio
+@pytest.mark.spec("P12")
+async def test_a_group_of_the_old_stream_skips_nothing_of_the_new_one(here: Log) -> None:
+    here.create("orders", partitions=1)
+    with here.producer("orders") as producer:
+        producer.send([Event(body=b"old")] * 5, partition=0).result(SOON_S)
+
+    async def worked(*, until: int, reset: bool = False) -> list[int]:
+        numbers: list[int] = []
+        done, errors = anyio.Event(), list[BaseException]()
+
+        async def on_event(_: object, event: Event) -> None:
+            numbers.append(event.sequence_number)
+            if len(numbers) == until:
+                done.set()
+
+        async def on_error(_: object, error: BaseException) -> None:
+            errors.append(error)
+            done.set()
+
+        async with open_store(here.files.url) as store, LogSource(here, "orders") as source:
+            if reset:
+                key = partition_key("orders", "billing", "0")
+                assert not await store.reset({key: None})
+            async with EventProcessor(
+                source, store, "billing", on_event=on_event, on_error=on_error
+            ):
+                with anyio.fail_after(SOON_S):
+                    await done.wait()
+        for error in errors:
+            raise error
+        return numbers
+
+    assert await worked(until=5) == list(range(5))
+    make_anew(here, events=9)
+    with pytest.raises(PositionLost, match="the stream was deleted and recreated"):
+        await worked(until=4)
+    assert await worked(until=9, reset=True) == list(range(9))

@@ -160,6 +160,69 @@ async def test_a_checkpoint_beyond_the_end_is_stopped_and_reported_until_it_is_r
         assert s.seen.numbers(host="c") == [0, 1]
 
 
+@pytest.mark.spec("P12")
+async def test_a_group_skips_nothing_of_a_recreated_stream_that_is_longer_than_before() -> None:
+    async with host_group(events=3) as s:
+        store = s.store
+        assert not isinstance(store, str)
+        s.source.identity = "the first"
+        async with s.make("a"):
+            await s.seen.count(3)
+        s.source.events["0"].clear()
+        s.source.identity = "the second"
+        s.fill(8)
+        async with s.make("b"):
+            await s.errors.count(1)
+            error = s.errors.received[0][1]
+            assert isinstance(error, PositionLost)
+            assert "event 3: the stream was deleted and recreated" in str(error)
+            assert "`leasehold checkpoints reset`" in str(error)
+        assert (s.seen.numbers(host="b"), await s.checkpoints()) == ([], {"0": 2})
+        assert await store.reset({s.key(): None}) == {}
+        async with s.make("c"):
+            await s.seen.count(3 + 8)
+        assert s.seen.numbers(host="c") == list(range(8))
+        found = await store.checkpoints(s.name)
+        assert found[s.key()].position.stream == "the second"
+
+
+@pytest.mark.spec("P12")
+async def test_a_stream_that_is_recreated_while_a_host_reads_it_stops_the_partition() -> None:
+    async with host_group(events=3) as s:
+        s.source.identity = "the first"
+        async with s.make("a") as a:
+            await s.seen.count(3)
+            (receiver,) = s.source.receivers
+            s.source.identity = "the second"
+            receiver.failure = OSError("the connection was cut")
+            s.fill(5)
+            await s.errors.count(2)
+            assert isinstance(s.errors.received[-1][1], PositionLost)
+            assert a.status()[0].state is PartitionState.STOPPED
+        assert s.seen.numbers() == [0, 1, 2]
+
+
+@pytest.mark.spec("P12")
+@pytest.mark.parametrize("known", ["", "the first"])
+async def test_a_checkpoint_without_an_identity_counts_and_gets_one_with_the_next_write(
+    known: str,
+) -> None:
+    """As an older version has written it, or an older source; then as a newer one reads it."""
+    async with host_group(events=3) as s:
+        store = s.store
+        assert not isinstance(store, str)
+        s.source.identity = known
+        async with s.make("a"):
+            await s.seen.count(3)
+        s.source.identity = "the first"
+        s.fill(2)
+        async with s.make("b"):
+            await s.seen.count(5)
+        assert s.seen.numbers(host="b") == [3, 4]
+        found = await store.checkpoints(s.name)
+        assert found[s.key()].position.stream == "the first"
+
+
 @pytest.mark.spec("B6")
 async def test_a_receiver_that_hands_out_nothing_is_opened_again() -> None:
     """From the very first event on: a partition at position 0 is not taken for an empty one."""

@@ -118,6 +118,9 @@ class Behind:
     def commit_unknown(self) -> None:
         pass
 
+    def of_stream(self, position: Position) -> Position:
+        return position
+
     def commit_known(self, position: Position) -> None:
         self.commits_known.append(position)
 

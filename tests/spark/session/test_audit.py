@@ -21,7 +21,7 @@ from tests.support.postgres import database, execute
 from tests.support.sink_contract import GROUP, batch_of
 from tests.support.spark_logs import QUICK, made
 
-from leasehold.errors import UnknownResource
+from leasehold.errors import PositionLost, UnknownResource
 from leasehold.events import Event, PartitionEnds
 from leasehold.log import Log
 from leasehold.model import EndReason
@@ -36,6 +36,7 @@ from leasehold.spark.audit.judge import (
     checkpoint_findings,
     commit_findings,
     log_findings,
+    stream_findings,
     term_findings,
 )
 from leasehold.spark.audit.report import Level
@@ -84,7 +85,7 @@ def test_a_clean_life_is_proved(spark: SparkSession) -> None:
     assert spark.getActiveSession() is spark
     assert spark.conf.get("spark.sql.adaptive.enabled") == "true"
     assert [each.name for each in found.checks if each.verdict is not Verdict.PROVED] == []
-    assert (found.verdict, len(found.checks), found.findings) == (Verdict.PROVED, 11, ())
+    assert (found.verdict, len(found.checks), found.findings) == (Verdict.PROVED, 12, ())
     assert found.check("rows-once").looked_at == 25
     assert "4 events of the log wait" in found.notes[0]
     # The commit of events 0 to 9 came at 1.5 s, and event 9 at 9 s: two clocks, never below 0.
@@ -206,6 +207,58 @@ def test_each_fault_of_checkpoints_has_its_own_words(spark: SparkSession) -> Non
     }
 
 
+@pytest.mark.spec("B10")
+def test_a_checkpoint_that_is_no_position_of_this_stream_is_found(spark: SparkSession) -> None:
+    ends = PartitionEnds(first=5, next=24)
+    material = replace(
+        a.CLEAN,
+        checkpoints=(
+            a.checkpoint("other", 2, 10, 15, stream="2026-01-01"),
+            a.checkpoint("beyond", 2, 24, 15),
+            a.checkpoint("missed", 2, 1, 15),
+            a.checkpoint("old", 2, 10, 15, stream=""),
+            a.checkpoint("fine", 2, 23, 15),
+            a.checkpoint("begins", 2, 4, 15),
+        ),
+        ends=dict.fromkeys(("other", "beyond", "missed", "old", "fine", "begins"), ends),
+    )
+    frames = stream_findings(small(spark, material), material.identity)
+    found = "checkpoints-stream"
+    assert result(frames) == {
+        (found, "other"): "the checkpoint at event 10 is of the stream of 2026-01-01, which was "
+        f"deleted, and this one is of {a.STREAM}: the group has done nothing of this one",
+        (found, "beyond"): "the checkpoint says that events up to 24 are done, and the log ends "
+        "before event 24: files of the stream were lost, or it was recreated",
+    }
+    assert result(frames, Level.UNKNOWN) == {
+        (found, "missed"): "events 2 to 4 were removed from the log before the group was done "
+        "with them",
+        (found, "old"): "the checkpoint at event 10 does not say of which stream it is: an older "
+        "version wrote it; the next write says it",
+    }
+
+
+@pytest.mark.server
+@pytest.mark.spec("B10")
+def test_a_stream_that_was_recreated_is_not_proved(spark: SparkSession, tmp_path: Path) -> None:
+    url, sink = made(tmp_path, events=40, partitions=1), tmp_path / "table"
+    line = Pipeline(spark, "log:orders", url, "copies", options=PipelineOptions(timing=QUICK))
+    line.write_to(DeltaSink(sink)).run(until_caught_up=True)
+    with Log.open(url) as log:
+        log.delete("orders")
+        log.create("orders", partitions=1)
+        with log.producer("orders") as producer:
+            for number in range(60):
+                producer.send(Event(body=str(number).encode()), partition=0).result()
+    again = Pipeline(spark, "log:orders", url, "copies", options=PipelineOptions(timing=QUICK))
+    with pytest.raises(PositionLost, match=r"event 40: the stream was deleted and recreated"):
+        again.write_to(DeltaSink(sink)).run(until_caught_up=True)
+    found = audit(spark, store=url, stream="orders", group="copies")
+    assert found.verdict is Verdict.REFUTED
+    (fault,) = [each for each in found.findings if each.level is Level.FAULT]
+    assert (fault.check, fault.partition) == ("checkpoints-stream", "0")
+
+
 @pytest.mark.spec("S1")
 def test_missing_doubled_and_stray_rows_are_found(spark: SparkSession) -> None:
     """Of a commit that made other rows than one for each event only strays can be told."""
@@ -279,7 +332,7 @@ def test_a_real_pipeline_into_delta_is_proved_until_somebody_meddles(
     page = tmp_path / "audit.html"
     done = leasehold("audit", "orders", "copies", "--sink", f"delta:{path}", "--html", str(page))
     assert done.code == 1
-    assert done.out.startswith("REFUTED  orders copies: 2 findings against 2 of 11 claims")
+    assert done.out.startswith("REFUTED  orders copies: 2 findings against 2 of 12 claims")
     assert {"rows-counted", "rows-once"} <= set(done.out.split())
     assert done.widest <= 80
     assert "REFUTED" in page.read_text(encoding="utf-8")

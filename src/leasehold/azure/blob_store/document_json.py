@@ -111,7 +111,7 @@ def checkpoint_to_json(checkpoint: Checkpoint, cut: int) -> list[Any]:
         checkpoint.key[cut:],
         checkpoint.epoch,
         at.sequence_number,
-        at.offset,
+        at.stored_offset,
         _seconds(checkpoint.updated_at),
     ]
 
@@ -119,7 +119,7 @@ def checkpoint_to_json(checkpoint: Checkpoint, cut: int) -> list[Any]:
 @_remembering
 def checkpoint_from_json(key: str, epoch: int, number: int, offset: str, at: int) -> Checkpoint:
     """Parse what ``checkpoint_to_json`` wrote."""
-    position = Position(sequence_number=number, offset=offset)
+    position = Position.from_stored(number, offset)
     return Checkpoint(key=key, epoch=epoch, position=position, updated_at=_utc(at))
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from bisect import bisect_left
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from leasehold.azure.amqp.types import Array
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from leasehold.events.source import PartitionEnds
 
 DEFAULT_GROUP = "$Default"
+_EPOCH_BEGAN = datetime(1970, 1, 1, tzinfo=UTC)
 _HUB, _PARTITION = "com.microsoft:eventhub", "com.microsoft:partition"
 MAX_BYTES = 4 << 20
 _DEFAULT_TIMEOUT = timedelta(seconds=30)
@@ -87,6 +88,7 @@ class EventHubsSource:
             timeout_s=self._timeout_s,
         )
         self._receivers: set[EventHubsReceiver] = set()
+        self._created_at: int | None = None
         self._closed = False
 
     def __repr__(self) -> str:
@@ -109,12 +111,21 @@ class EventHubsSource:
         items = ids.items if isinstance(ids, Array) else ids
         if not isinstance(items, list | tuple) or not items:
             raise UnknownStream(f"{self.address} does not say its partitions: is it an event hub?")
+        self._created_at = _created_at(found)
         return tuple(sorted(map(str, items), key=in_order))
 
     async def created_at(self) -> int:
         """Return when the hub was created, in milliseconds since 1970; raise as ``partitions``."""
-        found = (await self._read(_HUB)).get("created_at")
-        return int(found) if isinstance(found, int) else 0
+        return _created_at(await self._read(_HUB))
+
+    async def stream_identity(self) -> str:
+        """Return the identity of the hub; raise as ``partitions``.
+
+        It is as old as the last call of ``partitions``, and costs a request only before the first.
+        """
+        if self._created_at is None:
+            self._created_at = await self.created_at()
+        return identity_from(self._created_at)
 
     async def ends(self, partitions: Sequence[str]) -> Mapping[str, PartitionEnds]:
         """Return the first and next sequence numbers of partitions.
@@ -237,6 +248,18 @@ class EventHubsSource:
             raise UsageError(f"the source of {self.name!r} is closed: open another one")
 
 
+def _created_at(found: Mapping[object, object]) -> int:
+    created_at = found.get("created_at")
+    return int(created_at) if isinstance(created_at, int) else 0
+
+
+def identity_from(created_at: int) -> str:
+    """Return the identity of a hub: when it was created. Empty if the hub does not say it."""
+    if not created_at:
+        return ""
+    return (_EPOCH_BEGAN + timedelta(milliseconds=created_at)).isoformat(timespec="milliseconds")
+
+
 T = TypeVar("T")
 
 _MAX_EVENTS = 1 << 16
@@ -270,6 +293,11 @@ class EventHubsRanges:
     def name(self) -> str:
         """The name of the hub."""
         return self._source.name
+
+    @property
+    def identity(self) -> str:
+        """The identity of the hub that was there when this was made."""
+        return identity_from(self._created_at)
 
     def partitions(self) -> Sequence[str]:
         """Return the names of the partitions."""

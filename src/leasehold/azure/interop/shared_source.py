@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from leasehold.clock import SystemClock
 from leasehold.core.lease_timing import MAX_LEASE_S
 from leasehold.errors import ReaderDisplaced
+from leasehold.events.source import identity_of
 from leasehold.names import seconds_of
 
 if TYPE_CHECKING:
@@ -60,6 +61,9 @@ class SharedSource:
     @property
     def name(self) -> str:
         return self._source.name
+
+    async def stream_identity(self) -> str:
+        return await identity_of(self._source)
 
     async def partitions(self) -> Sequence[str]:
         return await self._source.partitions()

@@ -32,6 +32,11 @@ CHECKPOINTS_OWNED = Claim(
     text="Every checkpoint was written by an owner, within its term.",
     noun="checkpoint",
 )
+CHECKPOINTS_STREAM = Claim(
+    name="checkpoints-stream",
+    text="Every checkpoint is a position of this stream, and of no other one of its name.",
+    noun="checkpoint",
+)
 CHECKPOINTS_FOLLOW = Claim(
     name="checkpoints-follow", text="No checkpoint is ahead of the sink.", noun="checkpoint"
 )
@@ -65,6 +70,7 @@ ALL = (
     EPOCHS_RISE,
     ENDS_TOLD,
     CHECKPOINTS_OWNED,
+    CHECKPOINTS_STREAM,
     CHECKPOINTS_FOLLOW,
     COMMITS_OWNED,
     COMMITS_FENCED,

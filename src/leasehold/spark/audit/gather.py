@@ -88,7 +88,7 @@ def audit(
         terms = anyio.run(_terms, store, sorted({*keys, *(each.key for each in checkpoints)}))
         if not (epochs or terms or found.commits):
             raise _unknown_group(store, stream, group)
-        ends, log_trouble = _ends(store, stream)
+        ends, identity, log_trouble = _ends(store, stream)
         material = AuditMaterial(
             stream=stream,
             group=group,
@@ -100,6 +100,7 @@ def audit(
             sink=sink.name if sink is not None else None,
             commits=found.commits,
             ends=ends,
+            identity=identity,
             settled=found.settled,
             rows_trouble=found.trouble,
             rows_replaced=found.rows.replaced if found.rows is not None else "",
@@ -182,23 +183,23 @@ def _read_sink(
     return _SinkContents(commits=commits, rows=rows, settled=False)
 
 
-def _ends(url: str, stream: str) -> tuple[Mapping[str, PartitionEnds] | None, str]:
-    """Return where each partition of the stream ends, or None and the reason.
+def _ends(url: str, stream: str) -> tuple[Mapping[str, PartitionEnds] | None, str, str]:
+    """Return where each partition of the stream ends, and its identity; or None and the reason.
 
     A stream need not be part of the store's log; then there is no reason.
     """
     try:
         source = open_ranges(stream, store_url=url, name="audit")
     except (UsageError, UnknownStream):
-        return None, ""
+        return None, "", ""
     except StoreError:
         raise
     except (LeaseholdError, OSError) as error:
-        return None, str(error)
+        return None, "", str(error)
     try:
-        return source.ends(source.partitions()), ""
+        return source.ends(source.partitions()), source.identity, ""
     except (LeaseholdError, OSError) as error:
-        return None, str(error)
+        return None, "", str(error)
     finally:
         source.close()
 

@@ -5,7 +5,8 @@ Only the given frames are read. ``rows`` are the rows of the sink, ``log`` those
 made, and a note says so.
 
 * **Terms**: one owner at a time, each under its own epoch, each end with a reason.
-* **Checkpoints**: written by an owner within its term, and never ahead of the sink. A checkpoint
+* **Checkpoints**: written by an owner within its term, of this stream, and never ahead of the sink
+  or of the log. A checkpoint
   that an operator has set follows nothing, and is not compared with the sink.
 * **Commits**: made by owners, in the order of their epochs, each event in one of them. They are
   compared in the order in which the sink has them, never by the times that drivers wrote. A reset
@@ -32,6 +33,7 @@ from leasehold.spark.audit import rows as sink_rows
 from leasehold.spark.audit.claims import (
     CHECKPOINTS_FOLLOW,
     CHECKPOINTS_OWNED,
+    CHECKPOINTS_STREAM,
     COMMITS_FENCED,
     COMMITS_OWNED,
     COMMITS_TILE,
@@ -241,6 +243,56 @@ def checkpoints_outside_term(by_epoch: DataFrame) -> DataFrame:
     return findings_frame(frame, CHECKPOINTS_OWNED, what, evidence)
 
 
+def stream_findings(tables: Tables, identity: str) -> list[DataFrame]:
+    """Return everything that contradicts that the checkpoints are positions of this stream."""
+    with_ends = tables.checkpoints.join(tables.ends, "partition")
+    evidence = formatted("checkpoint of epoch %d, written %s", "epoch", "updated")
+    elsewhere = with_ends.where((F.col("stream") != "") & (F.col("stream") != identity))
+    other = formatted(
+        "the checkpoint at event %d is of the stream of %s, which was deleted, and this one is of "
+        f"{identity.replace('%', '%%')}: the group has done nothing of this one",
+        F.col("resumes_at") - 1,
+        "stream",
+    )
+    here = with_ends.where(F.col("stream").isin("", identity) & (F.col("resumes_at") > 0))
+    beyond = formatted(
+        "the checkpoint says that events up to %d are done, and the log ends before event %d: "
+        "files of the stream were lost, or it was recreated",
+        F.col("resumes_at") - 1,
+        "next",
+    )
+    missed = formatted(
+        "events %d to %d were removed from the log before the group was done with them",
+        "resumes_at",
+        F.col("first") - 1,
+    )
+    unnamed = formatted(
+        "the checkpoint at event %d does not say of which stream it is: an older version wrote it; "
+        "the next write says it",
+        F.col("resumes_at") - 1,
+    )
+    return [
+        findings_frame(elsewhere, CHECKPOINTS_STREAM, other, evidence),
+        findings_frame(
+            here.where(F.col("resumes_at") > F.col("next")), CHECKPOINTS_STREAM, beyond, evidence
+        ),
+        findings_frame(
+            here.where(F.col("resumes_at") < F.col("first")),
+            CHECKPOINTS_STREAM,
+            missed,
+            evidence,
+            level=Level.UNKNOWN,
+        ),
+        findings_frame(
+            here.where(F.col("stream") == ""),
+            CHECKPOINTS_STREAM,
+            unnamed,
+            evidence,
+            level=Level.UNKNOWN,
+        ),
+    ]
+
+
 def checkpoints_ahead(by_epoch: DataFrame, commits: DataFrame) -> DataFrame:
     """Find checkpoints before which there are events that the sink does not hold."""
     held = commits.groupBy("partition").agg(F.max_by("end", "ordinal").alias("position"))
@@ -421,6 +473,7 @@ def judge(
     small, large = tables(_small_query_session(spark), material), tables(spark, material)
     sink, by_number = material.commits is not None, rows is not None and sink_rows.numbered(rows)
     frames = [*term_findings(small), *checkpoint_findings(small, sink=sink)]
+    frames += stream_findings(small, material.identity)
     if sink:
         frames += commit_findings(small)
     seen = dict(fetch_findings(frames))
@@ -487,6 +540,8 @@ def _tested_claims(
         (claims.ENDS_TOLD, terms),
         (claims.CHECKPOINTS_OWNED, checkpoints),
     ]
+    if material.ends is not None:
+        tested.append((claims.CHECKPOINTS_STREAM, checkpoints))
     if material.sink is not None:
         parts = material.commits or ()
         number = len({each.commit for each in parts})

@@ -44,6 +44,7 @@ class AuditMaterial:
         epochs: the epoch of each partition by the store, read before the terms.
         commits: those of the sink, oldest first; None if no sink was named.
         ends: the ends of each partition; None if the stream is not one of the store's log.
+        identity: of the stream as it is now; empty if that is not known.
         settled: whether the sink did not change while it was read.
         rows_replaced: why there may be fewer rows than were written; else empty.
         rows_trouble, log_trouble: why rows or events could not be read; else empty.
@@ -59,6 +60,7 @@ class AuditMaterial:
     sink: str | None = None
     commits: tuple[Commit, ...] | None = None
     ends: Mapping[str, PartitionEnds] | None = None
+    identity: str = ""
     settled: bool = True
     rows_replaced: str = ""
     rows_trouble: str = ""

@@ -37,6 +37,7 @@ _CHECKPOINTS = pa.schema(
         ("partition", pa.string()),
         ("epoch", pa.int64()),
         ("resumes_at", pa.int64()),
+        ("stream", pa.string()),
         ("updated_at", _TIME),
         ("updated", pa.string()),
     ]
@@ -113,6 +114,7 @@ def _checkpoints(material: AuditMaterial) -> list[dict[str, object]]:
             "partition": last_part(each.key),
             "epoch": each.epoch,
             "resumes_at": each.resumes_at,
+            "stream": each.position.stream,
             "updated_at": each.updated_at,
             "updated": time_text(each.updated_at),
         }

@@ -50,8 +50,12 @@ class OwnedPartitions:
         options: PipelineOptions,
         clock: Clock,
         on_lost: Callable[[Ownership, str], None],
+        identity: str = "",
     ) -> None:
-        """``on_lost`` is called in the lease's thread, and must return immediately."""
+        """``on_lost`` is called in the lease's thread, and must return immediately.
+
+        ``identity`` is that of the stream, for its checkpoints.
+        """
         self.group = partition_group(stream, group)
         self._store_url = store
         self._stream = stream
@@ -59,6 +63,7 @@ class OwnedPartitions:
         self._options = options.member(group=self.group, name=name)
         self._clock = clock
         self._on_lost = on_lost
+        self._identity = identity
         self._changed = threading.Condition()
         self._new: dict[str, Handle] = {}
         self._held: dict[str, Handle] = {}
@@ -226,7 +231,8 @@ class OwnedPartitions:
         """Write the checkpoint of each partition: all events before the given number are done."""
         writes = [
             CheckpointWrite(
-                ownership=handle.ownership, position=Position(sequence_number=number - 1)
+                ownership=handle.ownership,
+                position=Position(sequence_number=number - 1, stream=self._identity),
             )
             for handle, number in positions.values()
         ]

@@ -129,7 +129,8 @@ class Pipeline:
         Raises:
             BatchFailed: a batch cannot be transformed, and the policy is to stop.
             SinkUnfit, SinkChanged: the sink cannot take the rows, or was changed by others.
-            PositionLost: the position to resume at is not in the log.
+            PositionLost: the position to resume at is not in the log, or is that of another
+                stream of the same name.
             UnknownStream, StoreUnusable, UsageError: it cannot begin.
         """
         if self._has_run:
@@ -193,6 +194,7 @@ class Pipeline:
                 options=self.options,
                 clock=self._clock,
                 on_lost=on_lost,
+                identity=source.identity,
             )
         )
         context = RunContext(

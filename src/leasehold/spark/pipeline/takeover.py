@@ -8,7 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from leasehold.core.resume_position import PositionOrigin, resumed, resumed_by_checkpoint
+from leasehold.core.resume_position import (
+    PositionOrigin,
+    check_same_stream,
+    resumed,
+    resumed_by_checkpoint,
+)
 from leasehold.errors import PositionLost, SinkChanged
 from leasehold.events.start import Start
 from leasehold.processor.options import OnTrimmed
@@ -63,6 +68,14 @@ class Takeover:
             handle = handles[partition]
             checkpoint = checkpoints.get(handle.ownership.key)
             done = None if checkpoint is None else checkpoint.resumes_at
+            if checkpoint is not None:  # a sink that has a position has a checkpoint beside it
+                check_same_stream(
+                    checkpoint.position.stream,
+                    self._source.identity,
+                    stream=self._source.name,
+                    partition=partition,
+                    resumes_at=done,
+                )
             found = self._resumed(handle, checkpoint, sink_position)
             if found.by is PositionOrigin.NOBODY:
                 raise self._contradiction(partition, done, sink_position)

@@ -128,7 +128,7 @@ def to_checkpoint(row: Row) -> Checkpoint:
     return Checkpoint(
         key=row["key"],
         epoch=row["epoch"],
-        position=Position(sequence_number=row["sequence_number"], offset=row["offset"]),
+        position=Position.from_stored(row["sequence_number"], row["offset"]),
         updated_at=_moment(row["updated_at"]),
     )
 

@@ -187,7 +187,7 @@ class PostgresStore:
             "checkpoint",
             **to.to_columns(each.ownership for each in marks),
             sequences=[each.position.sequence_number for each in marks],
-            offsets=[each.position.offset for each in marks],
+            offsets=[each.position.stored_offset for each in marks],
         )
         return {
             marks[index - 1].ownership.key: Refusal(refusal)
@@ -222,7 +222,7 @@ class PostgresStore:
             "reset",
             keys=[id_of_key(key) for key in keys],
             sequences=[each.sequence_number if each else None for each in checked.values()],
-            offsets=[each.offset if each else None for each in checked.values()],
+            offsets=[each.stored_offset if each else None for each in checked.values()],
             keep=HISTORY_LIMIT,
         )
         if unknown:

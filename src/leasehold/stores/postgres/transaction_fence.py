@@ -202,7 +202,7 @@ class TransactionFence:
             {
                 **to_columns([write.ownership]),
                 "sequences": [write.position.sequence_number],
-                "offsets": [write.position.offset],
+                "offsets": [write.position.stored_offset],
             },
         )
         return Refusal(refusals[0]) if refusals else None

@@ -167,6 +167,6 @@ def checkpoint_of(row: tuple[Any, ...]) -> Checkpoint:
     return Checkpoint(
         key=key,
         epoch=epoch,
-        position=Position(sequence_number=sequence_number, offset=offset),
+        position=Position.from_stored(sequence_number, offset),
         updated_at=datetime.fromisoformat(updated_at),
     )

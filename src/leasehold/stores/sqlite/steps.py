@@ -75,7 +75,7 @@ def reset(books: UnitOfWork, positions: Mapping[str, Position | None]) -> Mappin
 def _not_yet(books: UnitOfWork, positions: Mapping[str, Position | None]) -> list[str]:
     """The keys that were not put there before, by the same call."""
     done = {
-        key: None if number is None else Position(sequence_number=number, offset=offset)
+        key: None if number is None else Position.from_stored(number, offset)
         for key, number, offset in books.tx.all(
             "checkpoints_reset", keys=json.dumps(list(positions))
         )
@@ -104,7 +104,7 @@ def _put_checkpoints(
                     "grp": row.group,
                     "epoch": row.epoch,
                     "sequence_number": position.sequence_number,
-                    "stream_offset": position.offset,
+                    "stream_offset": position.stored_offset,
                     "wall": books.wall,
                 }
             )
@@ -297,7 +297,7 @@ def checkpoint(books: UnitOfWork, marks: Sequence[CheckpointWrite]) -> Mapping[s
                 "grp": group_of(key),
                 "epoch": mark.ownership.epoch,
                 "sequence_number": number,
-                "stream_offset": mark.position.offset,
+                "stream_offset": mark.position.stored_offset,
                 "wall": books.wall,
             }
     books.tx.many("checkpoint_write", list(written.values()))

@@ -311,6 +311,9 @@ class CheckpointContract(ContractBase):
             Position(sequence_number=-1, offset=""),
             Position(sequence_number=0, offset="@latest"),
             Position(sequence_number=2**63 - 1, offset="é 🚀 'x' \\ % \n"),
+            Position(sequence_number=1, stream="2026-01-01T00:00:00.000001+00:00"),
+            Position(sequence_number=2, offset="é\x1fstream=x", stream="é 🚀"),
+            Position(sequence_number=3, offset="é\x1fstream=x"),
         ]
         lease = await scene.member("a")
         for number, position in enumerate(positions):
@@ -322,7 +325,26 @@ class CheckpointContract(ContractBase):
             assert (stored.key, stored.epoch) == (key, 1)
             assert stored.position == position
             assert stored.position.offset == position.offset
+            assert stored.position.stream == position.stream
             assert stored.updated_at.tzinfo is not None
+
+    @pytest.mark.spec("C3")
+    async def test_a_checkpoint_keeps_the_stream_that_it_belongs_to(self, scene: StoreCase) -> None:
+        """It is replaced with the position: by a later write, and by a reset."""
+        lease, ownership = await scene.owned()
+        key, streams = ownership.key, ["", "first", "second", ""]
+        for number, stream in enumerate(streams):
+            position = Position(sequence_number=number, offset="at", stream=stream)
+            write = CheckpointWrite(ownership=ownership, position=position)
+            assert not await scene.store.checkpoint([write])
+            stored = (await scene.store.checkpoints(scene.group))[key]
+            assert (stored.position.offset, stored.position.stream) == ("at", stream)
+        await scene.store.revoke(lease)
+        for stream in ("third", "fourth", ""):  # only the stream differs, and it is a change
+            position = Position(sequence_number=1, offset="at", stream=stream)
+            assert not await scene.store.reset({key: position})
+            stored = (await scene.store.checkpoints(scene.group))[key]
+            assert (stored.position.offset, stored.position.stream) == ("at", stream)
 
     @pytest.mark.spec("C2")
     async def test_a_checkpoint_never_goes_back(self, scene: StoreCase) -> None:

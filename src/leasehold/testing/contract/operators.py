@@ -39,6 +39,8 @@ BAD_POSITIONS = (
     Position(sequence_number=1, offset="\0"),
     Position(sequence_number=1, offset="\ud800"),
     Position(sequence_number=1, offset=7),  # type: ignore[arg-type]
+    Position(sequence_number=1, stream="\0"),
+    Position(sequence_number=1, stream=7),  # type: ignore[arg-type]
 )
 _FREE = ("available", "expired", "broken", "hand-over is over", "receiver is gone")
 _OWNED = ("leased", "breaking", "kept for a receiver")
