@@ -5,9 +5,11 @@ Its exit codes are its own, since schedulers and supervisors act on them: ``docs
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -118,6 +120,10 @@ Standby = Annotated[
         "--standby", help="Stay: wait for the job, and run it when it is due.", metavar=""
     ),
 ]
+Quiet = Annotated[
+    bool,
+    typer.Option("--quiet", "-q", help="No messages and no warnings on stderr.", metavar=""),
+]
 Json = Annotated[
     bool, typer.Option("--json", help="End with a line of JSON on stderr.", metavar="")
 ]
@@ -160,6 +166,7 @@ def run(
     stop_timeout: StopTimeout = "15s",
     on_lost: Lost = "stop",
     standby: Standby = False,
+    quiet: Quiet = False,
     json: Json = False,
 ) -> None:
     """Run a command while its job is reserved here, so that it runs on one node at a time.
@@ -169,6 +176,7 @@ def run(
     """
     fill_standard()
     clock = SystemClock()
+    say = _say_nothing if quiet else _say
     try:
         schedule = _schedule(cron, every, tz)
         held, wait = _if_held(if_held)
@@ -193,7 +201,8 @@ def run(
         )
         # The store's clock may show that another occurrence of the schedule is the latest.
         latest = schedule if occurrence in {None, _CRON} else None
-        status = _execute(plan, schedule, clock, latest=latest)
+        with _warnings_to(say):
+            status = _execute(plan, schedule, clock, latest=latest, say=say)
     except LeaseholdError as error:
         away = isinstance(error, StoreError)
         status = ExitStatus(
@@ -201,7 +210,7 @@ def run(
             code=ExitCode.UNREACHABLE if away else ExitCode.USAGE,
             message=str(error),
         )
-    _tell(status, job, json=json)
+    _tell(status, job, json=json, say=say)
     raise typer.Exit(status.code)
 
 
@@ -209,7 +218,12 @@ def run(
 
 
 def _execute(
-    plan: CommandPlan, schedule: Schedule | None, clock: Clock, *, latest: Schedule | None
+    plan: CommandPlan,
+    schedule: Schedule | None,
+    clock: Clock,
+    *,
+    latest: Schedule | None,
+    say: Callable[[str], None],
 ) -> ExitStatus:
     # Looked at first: a node without the command must not take the run from those that have it.
     if status := not_executable(plan):
@@ -217,8 +231,8 @@ def _execute(
     signals = SignalQueue()
     try:
         with signals.installed():
-            wrapper = _wrapper(plan, schedule, signals, clock, latest=latest)
-            _make_store(plan.store)
+            wrapper = _wrapper(plan, schedule, signals, clock, latest=latest, say=say)
+            _make_store(plan.store, say)
             return wrapper.run()
     finally:
         signals.close()
@@ -231,6 +245,7 @@ def _wrapper(
     clock: Clock,
     *,
     latest: Schedule | None,
+    say: Callable[[str], None],
 ) -> Wrapper | ScheduledWrapper:
     rng = system_random()
     if schedule is None or not plan.standby:
@@ -239,18 +254,18 @@ def _wrapper(
             signals=signals,
             clock=clock,
             rng=rng,
-            echo=_say,
+            echo=say,
             schedule=latest,
             no_other_children=True,
         )
     from leasehold.jobs.command.scheduled import ScheduledWrapper  # noqa: PLC0415 - for few runs
 
     return ScheduledWrapper(
-        plan, schedule, signals=signals, clock=clock, rng=rng, echo=_say, no_other_children=True
+        plan, schedule, signals=signals, clock=clock, rng=rng, echo=say, no_other_children=True
     )
 
 
-def _make_store(url: str) -> None:
+def _make_store(url: str, say: Callable[[str], None]) -> None:
     """Report a new SQLite file: in a wrong directory it would be a second store."""
     if not url.lower().startswith(_SQLITE):
         return
@@ -260,7 +275,36 @@ def _make_store(url: str) -> None:
         path.touch(mode=_FILE_MODE, exist_ok=False)  # of several, one has made it
     except (OSError, StoreError):  # it is there; or it can not be, and opening it says why
         return
-    _say(f"made a new store, the file {path}: all that share the job must name this very file")
+    say(f"made a new store, the file {path}: all that share the job must name this very file")
+
+
+class _Warnings(logging.Handler):
+    """Prints each warning of the library on one line, without a traceback."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        super().__init__(logging.WARNING)
+        self._say = say
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._say(f"{record.levelname.lower()}: {printable(record.getMessage())}")
+
+
+@contextmanager
+def _warnings_to(say: Callable[[str], None]) -> Iterator[None]:
+    """Send the warnings of the library to ``say`` alone."""
+    logger = logging.getLogger("leasehold")
+    handler, propagate = _Warnings(say), logger.propagate
+    logger.addHandler(handler)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = propagate
+
+
+def _say_nothing(_message: str) -> None:
+    """Print nothing: ``--quiet``."""
 
 
 def _say(message: str) -> None:
@@ -291,10 +335,10 @@ def _write(write: Callable[[], object]) -> None:
         sys.stderr = None  # it would be tried again at the end, and be an exit code then
 
 
-def _tell(status: ExitStatus, job: str, *, json: bool) -> None:
+def _tell(status: ExitStatus, job: str, *, json: bool, say: Callable[[str], None]) -> None:
     quiet = status.reason in _ORDINARY and status.code == ExitCode.OK and not _is_terminal()
     if status.message and not quiet:
-        _say(status.message)
+        say(status.message)
     if json:
         _write(lambda: sys.stderr.write(f"{printable(status.line(job))}\n"))
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
+from enum import Enum
+from typing import TypeVar
 
 from leasehold.core.backoff import Backoff
 from leasehold.core.next_run import CatchUp, OnCrash, Overlap
@@ -13,6 +15,22 @@ from leasehold.names import seconds_of
 __all__ = ["CatchUp", "OnCrash", "Overlap", "Policy"]
 
 _YEAR_S = 366 * 86400.0
+_KINDS = {"on_crash": OnCrash, "catch_up": CatchUp, "overlap": Overlap}
+
+E = TypeVar("E", bound=Enum)
+
+
+def choice(kind: type[E], given: E | str, *, option: str) -> E:
+    """Return the member of an enum that is given, by itself or by its text.
+
+    Raises:
+        InvalidOptions: it is neither; the message lists what can be given.
+    """
+    try:
+        return kind(given)
+    except ValueError:
+        words = ", ".join(repr(each.value) for each in kind)
+        raise InvalidOptions(f"{option} must be one of {words}, not {given!r}") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +49,8 @@ class Policy:
 
     Raises:
         InvalidDuration: a duration is negative or longer than a year.
-        InvalidOptions: ``retries`` is not a number from 0 to 100.
+        InvalidOptions: ``retries`` is not a number from 0 to 100, or a text is none of those that
+            can be given.
     """
 
     on_crash: OnCrash = OnCrash.RERUN
@@ -44,7 +63,10 @@ class Policy:
     retry_pause: timedelta = timedelta(seconds=2)
 
     def __post_init__(self) -> None:
-        """Check the values."""
+        """Check the values; text becomes the member of the enum that it names."""
+        for option, kind in _KINDS.items():
+            member = choice(kind, getattr(self, option), option=option)
+            object.__setattr__(self, option, member)
         for what in ("max_age", "jitter", "timeout", "retry_pause"):
             given = getattr(self, what)
             if given is not None:

@@ -228,7 +228,7 @@ def try_reserve(
     lease: timedelta = DEFAULT_LEASE,
     wait: timedelta | None = _NO_WAIT,
     occurrence: datetime | None = None,
-    on_crash: OnCrash = OnCrash.RERUN,
+    on_crash: OnCrash | str = OnCrash.RERUN,
     schedule: str = "",
     also: Sequence[str] = (),
     holder_name: str | None = None,
@@ -244,7 +244,7 @@ def try_reserve(
     not block.
 
     Raises:
-        InvalidName, InvalidDuration: with what is wrong and what to write.
+        InvalidName, InvalidDuration, InvalidOptions: with what is wrong and what to write.
         InvalidUrl, StoreUnavailable, StoreUnusable: the store cannot be used.
         OccurrenceNotDue: the occurrence is in the future by the store's clock.
         UsageError: the occurrence has no time zone, or the job has positions of its own.
@@ -274,7 +274,7 @@ def reserve(
     lease: timedelta = DEFAULT_LEASE,
     wait: timedelta | None = None,
     occurrence: datetime | None = None,
-    on_crash: OnCrash = OnCrash.RERUN,
+    on_crash: OnCrash | str = OnCrash.RERUN,
     schedule: str = "",
     also: Sequence[str] = (),
     holder_name: str | None = None,
@@ -286,8 +286,8 @@ def reserve(
     Raises:
         JobHeld: ``wait`` is over and another process has it; the message says which.
         JobDone: the run of the occurrence is over.
-        InvalidName, InvalidDuration, InvalidUrl, StoreUnavailable, StoreUnusable, UsageError: as
-            there.
+        InvalidName, InvalidDuration, InvalidOptions, InvalidUrl, StoreUnavailable, StoreUnusable,
+            UsageError: as there.
     """
     answer = try_reserve(
         name,
@@ -403,7 +403,7 @@ async def try_reserve_async(
     lease: timedelta = DEFAULT_LEASE,
     wait: timedelta | None = _NO_WAIT,
     occurrence: datetime | None = None,
-    on_crash: OnCrash = OnCrash.RERUN,
+    on_crash: OnCrash | str = OnCrash.RERUN,
     schedule: str = "",
     also: Sequence[str] = (),
     holder_name: str | None = None,
@@ -415,7 +415,7 @@ async def try_reserve_async(
     must be one that serves any.
 
     Raises:
-        InvalidName, InvalidDuration: with what is wrong and what to write.
+        InvalidName, InvalidDuration, InvalidOptions: with what is wrong and what to write.
         InvalidUrl, StoreUnavailable, StoreUnusable: the store cannot be used.
         OccurrenceNotDue: the occurrence is in the future by the store's clock.
         UsageError: the occurrence has no time zone, or the job has positions of its own.
@@ -457,7 +457,7 @@ async def reserve_async(
     lease: timedelta = DEFAULT_LEASE,
     wait: timedelta | None = None,
     occurrence: datetime | None = None,
-    on_crash: OnCrash = OnCrash.RERUN,
+    on_crash: OnCrash | str = OnCrash.RERUN,
     schedule: str = "",
     also: Sequence[str] = (),
     holder_name: str | None = None,
@@ -468,8 +468,8 @@ async def reserve_async(
     Raises:
         JobHeld: ``wait`` is over and another process has it; the message says which.
         JobDone: the run of the occurrence is over.
-        InvalidName, InvalidDuration, InvalidUrl, StoreUnavailable, StoreUnusable, UsageError: as
-            there.
+        InvalidName, InvalidDuration, InvalidOptions, InvalidUrl, StoreUnavailable, StoreUnusable,
+            UsageError: as there.
     """
     answer = await try_reserve_async(
         name,

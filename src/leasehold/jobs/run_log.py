@@ -97,6 +97,7 @@ class Outcome(Enum):
     FAILED = "failed"
     LOST = "lost"  # the reservation was lost, and the work was stopped
     EXPIRED = "expired"  # its process crashed, or was paused for too long
+    CRASHED = "crashed"  # its command was killed together with the guard
     KILLED = "killed"  # it did not stop when it was asked to
     BROKEN = "broken"  # by an operator
     HANDED_OVER = "handed_over"

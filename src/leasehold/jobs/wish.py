@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from leasehold.core.lease_timing import LeaseTiming
 from leasehold.errors import UsageError
-from leasehold.jobs.policy import OnCrash
+from leasehold.jobs.policy import OnCrash, choice
 from leasehold.names import check_name, job_key, last_part
 
 if TYPE_CHECKING:
@@ -91,13 +91,14 @@ class Wish:
         lease: timedelta,
         holder_name: str | None = None,
         occurrence: datetime | None = None,
-        on_crash: OnCrash = OnCrash.RERUN,
+        on_crash: OnCrash | str = OnCrash.RERUN,
         schedule: str = "",
     ) -> Wish:
         """A wish for these jobs. Occurrences are told apart by the second.
 
         Raises:
             InvalidName, InvalidDuration: with what is wrong and what to write.
+            InvalidOptions: ``on_crash`` is not one of its texts.
             UsageError: no name is given, or the occurrence has no time zone.
         """
         if isinstance(names, str) or not names:
@@ -109,7 +110,7 @@ class Wish:
             timing=timing,
             grace_s=grace_s(timing),
             occurrence=None if occurrence is None else moment_of(occurrence),
-            on_crash=on_crash,
+            on_crash=choice(OnCrash, on_crash, option="on_crash"),
             schedule=schedule,
         )
 

@@ -256,6 +256,12 @@ def test_an_interval_takes_no_notice_of_clock_changes() -> None:
     [
         ("0 22-2 * * *", r"field hour, '22-2', goes down: write 22-23,0-2"),
         ("0 23-0 * * *", r"write 23,0"),
+        ("0 20-4/2 * * *", r"field hour, '20-4/2', goes down: write 20-23/2,0-4/2$"),
+        ("50-10/7 * * * *", r"write 50-59/7,4$"),
+        ("0 0 28-3/2 * *", r"write 28-31/2,1-3/2$"),
+        ("0 0 31-2/5 * *", r"write 31$"),
+        ("0 0 * NOV-MAR/2 *", r"write NOV,JAN-MAR/2$"),
+        ("0 22-1/70 * * *", r"has a step that does not fit"),
         ("0 0 * NOV-FEB *", r"write NOV-DEC,JAN-FEB"),
         ("0 0 30 2 *", r"never happen"),
         ("0 0 31 4,6,9,11 *", r"never happen"),

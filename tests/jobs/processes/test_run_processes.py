@@ -107,7 +107,8 @@ def test_kill_9_of_the_guard_ends_the_whole_family_too(
     kill([guard])
     assert wrapper.code() == 137
     assert alive(everyone) == []
-    assert log_of(url)[0].outcome is Outcome.FAILED
+    assert "guard of the command was killed" in wrapper.said
+    assert log_of(url)[0].outcome is Outcome.CRASHED
 
 
 def test_kill_9_of_the_wrapper_ends_the_family_of_a_guard_that_is_stopped(

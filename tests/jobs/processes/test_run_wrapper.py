@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import sqlite3
@@ -36,6 +37,7 @@ from leasehold.jobs import OnCrash, Outcome, Policy, reserve
 from leasehold.jobs.command import scheduled
 from leasehold.jobs.command.command_run import LossKind, OnLoss
 from leasehold.jobs.command.exit_status import ExitReason, IfHeld
+from leasehold.jobs.command.guard import processes
 from leasehold.jobs.command.signal_queue import SignalQueue
 from leasehold.jobs.operator_requests import pause, resume
 from leasehold.model import Resource
@@ -211,6 +213,30 @@ def test_an_occurrence_that_was_stopped_is_still_open(
     assert (newest.outcome, newest.note.attempt) == (Outcome.OK, 2)
 
 
+@pytest.mark.parametrize(
+    ("on_crash", "reason", "message"),
+    [
+        (OnCrash.RERUN, ExitReason.ENDED, "the run is not done, and is run again"),
+        (OnCrash.ABANDON, ExitReason.DONE, "the run is not done, and is abandoned"),
+    ],
+)
+def test_after_a_kill_of_the_guard_on_crash_decides(
+    url: str, start: Start, tmp_path: Path, on_crash: OnCrash, reason: ExitReason, message: str
+) -> None:
+    book, policy = tmp_path / "book", Policy(on_crash=on_crash, retries=3)
+    note = f"echo $LEASEHOLD_EPOCH $$ >> {book}"
+    first = start("sh", "-c", f"{note}; exec sleep 600", occurrence=AT_TWO, policy=policy)
+    ((_, command),) = written(book, 1)
+    os.kill(processes()[command].parent, signal.SIGKILL)
+    status = first.end()
+    assert (status.code, status.reason, status.attempt) == (137, ExitReason.CRASHED, 1)
+    assert message in status.message
+    assert (log_of(url)[0].outcome, log_of(url)[0].note.exit_code) == (Outcome.CRASHED, 137)
+    again = once(url, "sh", "-c", note, occurrence=AT_TWO, policy=policy)
+    assert again.reason is reason
+    assert len(book.read_text().splitlines()) == (2 if on_crash is OnCrash.RERUN else 1)
+
+
 def test_a_paused_job_starts_nothing(url: str, tmp_path: Path) -> None:
     ran = tmp_path / "ran"
     with_store(url, lambda store: pause(store, JOB, by="ann", why="repairs", clock=CLOCK))
@@ -243,17 +269,19 @@ def test_what_can_not_be_executed_is_not_tried_again(url: str, tmp_path: Path) -
     assert f"{tmp_path}/missing' (looked for from {Path.cwd()})" in status.message
 
 
+@pytest.mark.parametrize("on_crash", OnCrash)
 @pytest.mark.parametrize(("first_line", "code"), [("#!/nowhere/sh", 127), ("no program", 126)])
 def test_an_occurrence_that_could_not_be_executed_is_still_open(
-    url: str, tmp_path: Path, first_line: str, code: int
+    url: str, tmp_path: Path, first_line: str, code: int, on_crash: OnCrash
 ) -> None:
+    policy = Policy(on_crash=on_crash)
     broken = tmp_path / "broken"
     broken.write_text(f"{first_line}\n")
     broken.chmod(0o755)
-    assert once(url, str(broken), occurrence=AT_TWO).code == code
+    assert once(url, str(broken), occurrence=AT_TWO, policy=policy).code == code
     (entry,) = log_of(url)
-    assert (entry.outcome, entry.note.exit_code) == (Outcome.HANDED_OVER, code)
-    again = once(url, "true", occurrence=AT_TWO)
+    assert (entry.outcome, entry.note.exit_code) == (Outcome.NO_RUN, code)
+    again = once(url, "true", occurrence=AT_TWO, policy=policy)
     assert (again.code, again.reason) == (0, ExitReason.ENDED)
 
 

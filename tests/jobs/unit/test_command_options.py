@@ -85,6 +85,23 @@ def test_a_store_that_no_other_process_sees_is_refused(
     assert "sqlite:///leases.db" in done.err
 
 
+@pytest.mark.parametrize("quiet", [False, True])
+def test_trouble_with_the_store_is_reported_on_one_line_each_unless_quiet(
+    leasehold: CommandLine, quiet: bool
+) -> None:
+    words = ["--job", "j", "--lease", "2s", "--store", "postgresql://ann:secret@127.0.0.1:1/x"]
+    done = leasehold("run", *words, *(["--quiet"] if quiet else []), "--", "true")
+    assert done.code == 69
+    if quiet:
+        assert done.err == ""
+        return
+    assert "warning: j: again in" in done.err
+    for line in done.err.splitlines():
+        assert line.startswith(("leasehold run: ", " ")), line
+    assert "Traceback" not in done.err
+    assert "secret" not in done.err
+
+
 def test_who_forgets_the_command_is_told_where_to_write_it(leasehold: CommandLine) -> None:
     said = leasehold("run", "--job", "j").err
     assert "Missing argument 'COMMAND'. Write it behind `--`: " in said
@@ -263,7 +280,7 @@ def test_the_line_for_programs_has_all_that_is_known() -> None:
         (CommandEnd(exit_code=127), Outcome.FAILED, ExitReason.ENDED, 127),
         (
             CommandEnd(exit_code=127, executed=False),
-            Outcome.HANDED_OVER,
+            Outcome.NO_RUN,
             ExitReason.NOT_EXECUTED,
             127,
         ),

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime, timedelta, timezone
+from functools import partial
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from tests.support.job_scene import LEASE, LEASE_S, WALL, Scene, play
 
 from leasehold.errors import (
     FencedWrite,
+    InvalidOptions,
     LeaseLost,
     OccurrenceNotDue,
     StoreUnavailable,
     UsageError,
 )
-from leasehold.jobs import Done, Held, OnCrash, Outcome, run_log
+from leasehold.jobs import Done, Held, OnCrash, Outcome, Reservation, run_log, try_reserve
 from leasehold.jobs.claimant import Claimant, Parting
 from leasehold.jobs.run_log import RunLogEntry, log_entries
 from leasehold.jobs.wish import GROUP, Wish
@@ -39,6 +42,21 @@ async def log(scene: Scene, key: str = KEY) -> list[RunLogEntry]:
 
 async def outcomes(scene: Scene) -> list[Outcome | None]:
     return [entry.outcome for entry in await log(scene)]
+
+
+@pytest.mark.spec("J1")
+def test_on_crash_works_as_text_and_other_text_is_refused(tmp_path: Path) -> None:
+    store = f"sqlite:///{tmp_path}/leases.db"
+    asked = partial(try_reserve, "nightly", store=store, occurrence=TWO - timedelta(days=365))
+    first = asked(on_crash="abandon")
+    assert isinstance(first, Reservation)
+    first.release(outcome=Outcome.LOST)
+    assert isinstance(asked(on_crash="abandon"), Done)
+    again = asked(on_crash="rerun")
+    assert isinstance(again, Reservation)
+    again.release()
+    with pytest.raises(InvalidOptions, match="must be one of 'rerun', 'abandon', not 'leave'"):
+        asked(on_crash="leave")
 
 
 @pytest.mark.spec("J3")

@@ -10,6 +10,7 @@ import pytest
 
 from leasehold.jobs.command.command_run import CommandEnd
 from leasehold.jobs.command.scheduled import CommandFailed, ScheduledWrapper
+from leasehold.jobs.worker.job_state import RunCrashed
 
 
 class Told(threading.Event):
@@ -42,3 +43,11 @@ def test_a_command_that_a_signal_ended_is_judged_when_the_worker_knows_of_the_si
     with pytest.raises(CommandFailed):
         wrapper._finish(run, ended)  # type: ignore[arg-type]
     assert run.lost.waited == waits
+
+
+def test_a_command_whose_guard_was_killed_has_crashed_and_not_failed() -> None:
+    wrapper = object.__new__(ScheduledWrapper)
+    wrapper._echo = lambda _words: None
+    run = SimpleNamespace(lost=Told(), exit_code=None, words="")
+    with pytest.raises(RunCrashed, match="guard of the command was killed"):
+        wrapper._finish(run, CommandEnd(exit_code=137, crashed=True))  # type: ignore[arg-type]

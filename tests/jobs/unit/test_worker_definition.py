@@ -109,6 +109,13 @@ def test_single_options_go_before_those_of_the_policy() -> None:
     assert job("any", on_crash="abandon")(nothing).policy.on_crash is OnCrash.ABANDON
 
 
+def test_a_policy_takes_text_for_its_enums_and_refuses_other_text() -> None:
+    made = Policy(on_crash="abandon", overlap="queue", catch_up="all")  # type: ignore[arg-type]
+    assert made == Policy(on_crash=OnCrash.ABANDON, overlap=Overlap.QUEUE, catch_up=CatchUp.ALL)
+    with pytest.raises(InvalidOptions, match="on_crash must be one of 'rerun', 'abandon'"):
+        Policy(on_crash="leave")  # type: ignore[arg-type]
+
+
 def test_a_worker_needs_jobs_of_different_names() -> None:
     one = job("one")(nothing)
     assert check_jobs([one, one]) == [one]

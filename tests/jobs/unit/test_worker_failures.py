@@ -17,6 +17,7 @@ from leasehold.errors import StoreUnavailable
 from leasehold.jobs import Job, Outcome, Run, Worker, job, operator_requests
 from leasehold.jobs.run_log import RunLogEntry, log_entries
 from leasehold.jobs.worker import worker as worker_module
+from leasehold.jobs.worker.job_state import RunCrashed
 from leasehold.jobs.worker.runner import Launcher
 from leasehold.model import KeyClaim, MemberInfo, Ownership
 from leasehold.names import job_key
@@ -254,6 +255,21 @@ def test_an_occurrence_that_is_marked_as_begun_when_the_worker_is_stopped_is_run
             await asyncio.sleep(30)
 
         assert play(story).ran("n") == {("n", 60): 1}
+
+
+@pytest.mark.parametrize(("on_crash", "runs"), [("rerun", 2), ("abandon", 1)])
+def test_after_a_run_that_crashed_on_crash_decides(on_crash: str, runs: int) -> None:
+    async def crash_first(run: Run) -> None:
+        if run.attempt == 1:
+            raise RunCrashed("the guard was killed")
+
+    async def story(world: World) -> None:
+        world.start([world.job("n", every="60s", then=crash_first, on_crash=on_crash, retries=3)])
+        await asyncio.sleep(115)
+
+    world = play(story)
+    assert [each.attempt for each in world.book] == [1, 2][:runs]
+    assert [each.outcome for each in log_of(world, "n")] == [Outcome.CRASHED, Outcome.OK][:runs]
 
 
 def test_a_stop_while_the_store_is_away_is_an_orderly_one(

@@ -318,7 +318,10 @@ def span_of(part: str, field: Field) -> range:
     elif dash:
         first, last = number_of(begin, field), number_of(end, field)
         if last < first:
-            first, last = _turned(first, last, part, field)
+            if not field.wraps:
+                hint = _two_ranges(first, last, part, field)
+                raise wrong(field, part, "goes down", f"write {hint}")
+            last += field.size
     else:
         first = number_of(body, field)
         last = field.max_value if slash else first
@@ -348,21 +351,25 @@ def wrong(field: Field, text: str, why: str, write: str) -> InvalidSchedule:
     return InvalidSchedule(f"the field {field.name}, {text!r}, {why}: {write}")
 
 
-def _turned(first: int, last: int, part: str, field: Field) -> tuple[int, int]:
-    """A range that goes down, as one that goes up."""
-    if field.wraps:
-        return first, last + field.size
-    begin, _, end = part.partition("/")[0].partition("-")
-    max_value, min_value = (
-        (field.names[-1], field.names[0])
-        if begin in field.names
-        else (str(field.max_value), str(field.min_value))
-    )
-    halves = (
-        begin if begin == max_value else f"{begin}-{max_value}",
-        end if end == min_value else f"{min_value}-{end}",
-    )
-    raise wrong(field, part, "goes down", f"write {','.join(halves)}")
+def _two_ranges(first: int, last: int, part: str, field: Field) -> str:
+    """Return a range that goes down as two that go up, with its step."""
+    body, slash, step_text = part.partition("/")
+    step = _step_of(step_text, part, field) if slash else 1
+    named = body.partition("-")[0] in field.names
+
+    def name(number: int) -> str:
+        return field.names[number - field.min_value] if named else str(number)
+
+    def text(start: int, end: int) -> str:
+        if end - start < step:
+            return name(start)
+        return f"{name(start)}-{name(end)}" + (f"/{step}" if slash else "")
+
+    rest = field.min_value + (first - field.max_value - 1) % step
+    halves = [text(first, field.max_value)]
+    if rest <= last:
+        halves.append(text(rest, last))
+    return ",".join(halves)
 
 
 def _step_of(text: str, part: str, field: Field) -> int:

@@ -53,6 +53,8 @@ class Child:
             executed; None before its end.
         executed: False if it could not be.
         gone: none of its processes is left.
+        crashed: the guard was killed before the command had ended, so how it would have ended is
+            not known.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class Child:
         self.exit_code: int | None = None
         self.executed = True
         self.gone = False
+        self.crashed = False
         self._text = b""
         self._checks_left = _MAX_CHECKS
         self._no_other_children = no_other_children
@@ -182,6 +185,7 @@ class Child:
             select.poll().poll(_POLL_MS)
         self.gone = True
         if self.exit_code is None:
+            self.crashed = True
             self.exit_code = SIGNALLED + signal.SIGKILL
 
     def _left(self) -> list[int]:

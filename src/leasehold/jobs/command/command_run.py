@@ -132,6 +132,7 @@ class CommandEnd:
         killed: it was killed since it did not stop in time.
         executed: False if it could not be started.
         left_behind: it left processes that had to be stopped after its own end.
+        crashed: its guard was killed while it ran, and so was the command: the run is not done.
     """
 
     exit_code: int
@@ -141,6 +142,7 @@ class CommandEnd:
     killed: bool = False
     executed: bool = True
     left_behind: bool = False
+    crashed: bool = False
 
 
 class CommandRun:
@@ -213,6 +215,8 @@ class CommandRun:
             killed=self._killed,
             executed=child.executed,
             left_behind=self._left_behind,
+            # A stop that was asked for, or a time limit, is known to have ended it.
+            crashed=child.crashed and not (self._killed or self._term_sent),
         )
 
     def _follow(self, child: Child) -> None:

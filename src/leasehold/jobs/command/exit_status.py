@@ -36,7 +36,7 @@ from leasehold.clock import host_name
 from leasehold.jobs.command import guard
 from leasehold.jobs.command.child import EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND, SIGNALLED
 from leasehold.jobs.command.command_run import LossKind
-from leasehold.jobs.policy import Policy
+from leasehold.jobs.policy import OnCrash, Policy
 from leasehold.jobs.run_log import Outcome
 from leasehold.jobs.wish import Wish
 
@@ -162,6 +162,7 @@ class ExitReason(Enum):
     LOST = "lost"
     HANDED_OVER = "handed_over"
     STOPPED = "stopped"
+    CRASHED = "crashed"  # its guard was killed
     UNREACHABLE = "unreachable"
     USAGE = "usage"
 
@@ -203,6 +204,10 @@ class ExitStatus:
 
 
 _TIMED_OUT = 124  # as timeout(1)
+_AFTER_CRASH = {
+    OnCrash.RERUN: "the run is not done, and is run again",
+    OnCrash.ABANDON: "the run is not done, and is abandoned (--on-crash)",
+}
 LEFT_BEHIND = (
     "the command had ended, and processes that it left running were stopped: "
     "it has to wait for what it starts in the background"
@@ -238,7 +243,10 @@ def status_of_end(ended: CommandEnd, plan: CommandPlan) -> tuple[Outcome, ExitSt
         return Outcome.FAILED, ExitStatus(reason=ExitReason.TIMED_OUT, code=failed, message=message)
     if not ended.executed:
         # Nothing was run: the occurrence is left to a node that has the command.
-        return Outcome.HANDED_OVER, _not_executed(job, plan.command[0], code)
+        return Outcome.NO_RUN, _not_executed(job, plan.command[0], code)
+    if ended.crashed:
+        message = f"{job}: {failure_text(ended)}; {_AFTER_CRASH[plan.policy.on_crash]}"
+        return Outcome.CRASHED, ExitStatus(reason=ExitReason.CRASHED, code=code, message=message)
     if code == 0:
         return Outcome.OK, ExitStatus(reason=ExitReason.ENDED, code=0)
     if ended.stopped_by is not None:
@@ -259,6 +267,8 @@ def failure_text(ended: CommandEnd) -> str:
     """Describe a run that did not succeed."""
     if ended.timed_out:
         return "the command took too long"
+    if ended.crashed:
+        return "the guard of the command was killed, and the command was killed with it"
     if ended.exit_code > SIGNALLED:
         number = ended.exit_code - SIGNALLED
         if number in set(signal.Signals):

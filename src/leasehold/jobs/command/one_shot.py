@@ -368,7 +368,7 @@ class Wrapper:
 
     def _may_retry(self, ended: CommandEnd, attempt: int) -> bool:
         succeeded = ended.exit_code == 0 and not ended.timed_out
-        over = ended.lost is not None or ended.stopped_by is not None
+        over = ended.lost is not None or ended.stopped_by is not None or ended.crashed
         return ended.executed and not (succeeded or over) and attempt <= self._plan.policy.retries
 
     def _may_start(self, reservation: Reservation) -> bool:

@@ -29,7 +29,7 @@ from leasehold.jobs.command.exit_status import (
     status_of_end,
 )
 from leasehold.jobs.worker.definition import job
-from leasehold.jobs.worker.job_state import STOPPED
+from leasehold.jobs.worker.job_state import STOPPED, RunCrashed
 from leasehold.jobs.worker.worker import Worker
 
 if TYPE_CHECKING:
@@ -159,6 +159,8 @@ class ScheduledWrapper:
         self._echo(f"run ended: {words}")
         if ended.lost is not None:
             raise LeaseLost(words, key=self._plan.job, epoch=run.epoch, reason=ended.lost)
+        if ended.crashed:
+            raise RunCrashed(words)
         raise CommandFailed(words)
 
     def _give_up(self, run: Run, ended: CommandEnd) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 
 from leasehold.core.cron import Dialect, Schedule, parse_schedule
 from leasehold.core.lease_timing import LeaseTiming
@@ -154,24 +154,12 @@ def _schedule(
 
 
 def _policy(policy: Policy, single: PolicyOptions) -> Policy:
-    given: dict[str, Any] = dict(single)
-    kinds = {"on_crash": OnCrash, "catch_up": CatchUp, "overlap": Overlap}
-    for option, kind in kinds.items():
-        if option not in given:
-            continue
-        try:
-            given[option] = kind(given[option])
-        except ValueError:
-            words = ", ".join(repr(each.value) for each in kind)
-            raise InvalidOptions(
-                f"{option} must be one of {words}, not {given[option]!r}"
-            ) from None
-    unknown = set(given) - set(PolicyOptions.__annotations__)
+    unknown = set(single) - set(PolicyOptions.__annotations__)
     if unknown:
         raise InvalidOptions(
             f"a job has no option {min(unknown)!r}: see docs/workers.md for those there are"
         )
-    return replace(policy, **given)
+    return replace(policy, **cast("Any", single))
 
 
 def _takes_run(function: Callable[..., Any]) -> bool:

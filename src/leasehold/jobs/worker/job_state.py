@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 TIMEOUT, REPLACED, STOPPED = "timeout", "replaced", "stopped"
 
 
+class RunCrashed(Exception):
+    """A run ended in a way that nothing is known of its work: ``on_crash`` decides."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
     """What to write to the store for a run that has ended.
@@ -130,7 +134,7 @@ class ActiveJob:
             words = "" if timeout is None else f"it took longer than {timeout.total_seconds():g} s"
             return self._failed(words, ended)
         if error is not None:
-            return self._failed(_error_text(error), ended)
+            return self._raised(error, ended)
         words = self.run.words if self.run is not None else ""
         return RunResult(outcome=Outcome.OK, words=words, settled=self.settled_until(ended))
 
@@ -139,6 +143,11 @@ class ActiveJob:
             return RunResult(outcome=Outcome.HANDED_OVER, words="the worker was stopped")
         if isinstance(error, asyncio.CancelledError | LeaseLost):
             return RunResult(outcome=Outcome.OK, words=STOPPED)
+        return self._failed(_error_text(error), ended)
+
+    def _raised(self, error: BaseException, ended: datetime) -> RunResult:
+        if isinstance(error, RunCrashed):
+            return RunResult(outcome=Outcome.CRASHED, words=str(error))
         return self._failed(_error_text(error), ended)
 
     def _failed(self, words: str, ended: datetime) -> RunResult:

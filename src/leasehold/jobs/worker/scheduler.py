@@ -177,6 +177,8 @@ class Scheduler:
             worker_job.not_before_s = max(
                 worker_job.not_before_s, self._clock.boottime_s() + pause_s
             )
+        if result.outcome is Outcome.CRASHED:  # another node may be quicker
+            self.postpone(worker_job)
         self._due_queue.put(worker_job.number, self._next_check_s(worker_job, result))
         for number in self._waiting_for_slot:
             self._due_queue.put(number, 0.0)
