@@ -307,6 +307,14 @@ MetricsPort = Annotated[
     int | None,
     typer.Option(help="Serve metrics for Prometheus there.", min=1, max=65535, metavar="PORT"),
 ]
+MetricsAddress = Annotated[
+    str,
+    typer.Option(
+        help="Address for --metrics-port; 0.0.0.0 is all addresses of the host, for any process "
+        "that reaches it.",
+        metavar="ADDRESS",
+    ),
+]
 
 
 def process(
@@ -327,6 +335,7 @@ def process(
     handler_timeout: HandlerTimeout = None,
     drain_timeout: DrainTimeout = "30s",
     metrics_port: MetricsPort = None,
+    metrics_address: MetricsAddress = "127.0.0.1",
     store: StoreUrl = None,
 ) -> None:
     """Run a handler on the events of a stream; start it several times to share the work.
@@ -354,9 +363,7 @@ def process(
         )
     function = load_handler(handler, batch=batch)
     output = ProcessOutput(SystemClock(), name=holder_name)
-    with ExitStack() as stack:
-        stack.enter_context(command_hints())
-        stack.enter_context(log_to(output))
+    with command_hints(), log_to(output), ExitStack() as stack:
         dead = stack.enter_context(_dead_letters(url, dead_stream))
         events = stack.enter_context(_opened(source, url, holder_name))
         processor = leasehold.processor.EventProcessor(
@@ -369,7 +376,7 @@ def process(
             hooks=[output.hook],
             name=holder_name,
         )
-        stack.enter_context(_metrics(processor, metrics_port, output))
+        stack.enter_context(_metrics(processor, metrics_address, metrics_port, output))
         what = "batches" if batch else "events"
         output.say(f"{handler} takes the {what} of {events.name} for {group}; Ctrl-C ends it")
         with status_lines(processor, output, every_s=_STATUS_EVERY_S):
@@ -466,7 +473,9 @@ def _dead_letters(url: str, stream: str) -> Iterator[LogDeadLetters | None]:
 
 
 @contextmanager
-def _metrics(processor: EventProcessor, port: int | None, output: ProcessOutput) -> Iterator[None]:
+def _metrics(
+    processor: EventProcessor, address: str, port: int | None, output: ProcessOutput
+) -> Iterator[None]:
     """Serve the metrics while the processor runs, if a port is given."""
     if port is None:
         yield
@@ -475,13 +484,15 @@ def _metrics(processor: EventProcessor, port: int | None, output: ProcessOutput)
     metrics_of = import_module("leasehold.processor.metrics").ProcessorMetrics
     prometheus = import_module("prometheus_client")
     try:
-        server, thread = prometheus.start_http_server(port)
+        server, thread = prometheus.start_http_server(port, address)
     except OSError as error:
         raise UsageError(
-            f"--metrics-port {port} can not be had: {error.strerror or error}; choose another one"
+            f"--metrics-port {port} can not be had at {address}: {error.strerror or error}; choose "
+            "another port, or another --metrics-address"
         ) from error
     metrics = metrics_of(processor)
-    output.say(f"metrics at http://localhost:{port}/metrics, and at all addresses of this host")
+    shown = f"[{address}]" if ":" in address else address
+    output.say(f"metrics at http://{shown}:{port}/metrics")
     try:
         yield
     finally:

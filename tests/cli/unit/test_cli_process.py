@@ -275,7 +275,7 @@ def test_a_port_that_is_taken_is_refused(
         words = ("--source", "orders", "--group", "billing", "--metrics-port", port)
         done = leasehold("process", "my_handlers:handle", *words)
     assert done.code == 2
-    assert f"--metrics-port {port} can not be had" in done.err
+    assert f"--metrics-port {port} can not be had at 127.0.0.1" in done.err
 
 
 # --------------------------------------------------------------------------- words

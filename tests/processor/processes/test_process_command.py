@@ -156,6 +156,20 @@ def test_batches_and_metrics(running: Callable[..., Running]) -> None:
         there.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
         answer = b"".join(iter(lambda: there.recv(65536), b"")).decode()
     assert 'leasehold_batches_handled_total{group="billing"' in answer
+    with pytest.raises(ConnectionRefusedError):  # another address of this machine
+        socket.create_connection(("127.0.0.2", port))
+    assert host.end(signal.SIGTERM)[0] == 0, host.said
+
+
+def test_metrics_at_a_given_address(running: Callable[..., Running]) -> None:
+    with socket.create_server(("", 0)) as free:
+        port = str(free.getsockname()[1])
+    there = ("--metrics-port", port, "--metrics-address", "127.0.0.2")
+    host = running("my_handlers:handle", *there, "--lease", "2s")
+    host.until(f"metrics at http://127.0.0.2:{port}/metrics")
+    socket.create_connection(("127.0.0.2", int(port))).close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", int(port)))
     assert host.end(signal.SIGTERM)[0] == 0, host.said
 
 
