@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-import math
 from collections import deque
 from contextlib import suppress
 from contextvars import ContextVar
@@ -21,18 +20,19 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 import anyio
-import anyio.to_thread
 
 from leasehold.errors import HandlerTimeout, UsageError
 from leasehold.processor.events import CloseReason
+from leasehold.runtime.worker_threads import WorkerThreads
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
     from contextlib import AbstractAsyncContextManager
 
     from leasehold.clock import Clock
     from leasehold.events.event import Event, EventBatch
     from leasehold.processor.context import AsyncPartitionContext, At, PartitionContext
+    from leasehold.runtime.worker_threads import Threads
 
     # An async handler gets the one context, a plain function the other. For mypy, an async
     # function is also a plain one that returns an object: so the async kind comes first.
@@ -163,7 +163,7 @@ class Handlers:
     on_partition_close: Callable[..., Any] | None = None
     on_drain: Callable[[AsyncPartitionContext], None] | None = None
     timeout_s: float | None = None
-    threads: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(math.inf))
+    threads: Threads = field(default_factory=WorkerThreads)
 
     def __post_init__(self) -> None:
         """Refuse what cannot be called."""
@@ -243,14 +243,7 @@ class Handlers:
             if is_async(function):
                 await function(contexts[0], *values)
                 return
-            answer = await anyio.to_thread.run_sync(
-                _in_thread,
-                function,
-                contexts[1],
-                *values,
-                abandon_on_cancel=True,
-                limiter=self.threads,
-            )
+            answer = await self.threads.run(lambda: self._call(function, contexts[1], *values))
         except asyncio.CancelledError as cancelled:
             if is_cancelled():
                 raise
@@ -287,34 +280,43 @@ class Handlers:
         clock: Clock,
         late: Callable[[], None],
     ) -> None:
-        def run() -> None:
+        async def run() -> None:
             call.running = True
             try:
-                _in_thread(work)
+                await work()
             finally:
                 call.running = False
 
-        def work() -> None:
+        async def work() -> None:
             if self.on_batch is not None:
                 # Checked here, in the thread: waiting for a thread may have taken longer than the
                 # lease, and the next owner may have begun.
                 if context.lost:
                     return
-                _check_result(function, function(context, batch))
+                _check_result(function, await self._call(function, context, batch))
                 call.done = len(batch)
                 return
             for event in self._due(call, context, batch, clock):
-                _check_result(function, function(context, event))
+                _check_result(function, await self._call(function, context, event))
                 call.done += 1
 
         if self.timeout_s is None:
-            await anyio.to_thread.run_sync(run, abandon_on_cancel=True, limiter=self.threads)
+            await self.threads.run(run)
         else:
             await self._run_watched(run, call, clock, self.timeout_s, late)
 
+    async def _call(self, function: Callable[..., Any], *values: object) -> Any:
+        """Call the function in a thread, where only an Exception may escape."""
+        try:
+            return await self.threads.call(function, *values)
+        except Exception:
+            raise
+        except BaseException as raised:
+            raise wrap_base_exception(raised) from raised
+
     async def _run_watched(
         self,
-        run: Callable[[], None],
+        run: Callable[[], Coroutine[Any, Any, None]],
         call: HandlerCall,
         clock: Clock,
         timeout_s: float,
@@ -326,7 +328,7 @@ class Handlers:
 
         async def work() -> None:
             try:
-                await anyio.to_thread.run_sync(run, abandon_on_cancel=True, limiter=self.threads)
+                await self.threads.run(run)
             except Exception as error:  # noqa: BLE001
                 errors.append(error)
             ended.set()
@@ -360,16 +362,6 @@ async def _unless_late(answer: Any) -> None:
         await answer
     except TimeoutError as error:
         raise TimeoutError from _OwnTimeout(error)
-
-
-def _in_thread(function: Callable[..., Any], *values: object) -> Any:
-    """Call the function in a thread, where only an Exception may escape."""
-    try:
-        return function(*values)
-    except Exception:
-        raise
-    except BaseException as raised:
-        raise wrap_base_exception(raised) from raised
 
 
 class PartitionClient:

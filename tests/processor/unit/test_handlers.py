@@ -11,6 +11,7 @@ import pytest
 from leasehold.clock import SystemClock
 from leasehold.processor.context import AsyncPartitionContext, PartitionContext
 from leasehold.processor.handlers import HandlerCall, Handlers
+from leasehold.runtime.worker_threads import WorkerThreads
 from leasehold.testing.source import MemorySource
 
 pytestmark = [pytest.mark.anyio, pytest.mark.spec("P2")]
@@ -47,7 +48,7 @@ async def test_no_call_begins_in_a_thread_after_the_partition_was_lost(
 
     threads = anyio.CapacityLimiter(1)
     functions: dict[str, Any] = {kind: handler}
-    handlers = Handlers(timeout_s=timeout_s, threads=threads, **functions)
+    handlers = Handlers(timeout_s=timeout_s, threads=WorkerThreads(threads), **functions)
     call, clock = HandlerCall(began_s=0.0), SystemClock()
     busy = object()
     await threads.acquire_on_behalf_of(busy)  # no thread is free
