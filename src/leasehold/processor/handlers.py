@@ -389,7 +389,8 @@ class PartitionClient:
         if self._taken:
             self._taken, self._batch = False, None
             self._notify()
-        while self._batch is None:
+        # A batch that was offered in time may be asked for too late: the end follows.
+        while self._batch is None or self.context.lost:
             if self.close_reason is not None:
                 raise StopAsyncIteration
             await self._changed.wait()

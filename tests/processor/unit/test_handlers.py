@@ -1,4 +1,4 @@
-"""Handlers in threads: nothing begins after the partition was lost, however long a thread took."""
+"""Nothing begins after the partition was lost: in a thread that took long, or at a late caller."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pytest
 
 from leasehold.clock import SystemClock
 from leasehold.processor.context import AsyncPartitionContext, PartitionContext
-from leasehold.processor.handlers import HandlerCall, Handlers
+from leasehold.processor.events import CloseReason
+from leasehold.processor.handlers import HandlerCall, Handlers, PartitionClient
 from leasehold.runtime.worker_threads import WorkerThreads
 from leasehold.testing.source import MemorySource
 
@@ -61,3 +62,25 @@ async def test_no_call_begins_in_a_thread_after_the_partition_was_lost(
         threads.release_on_behalf_of(busy)
     assert begun == []
     assert call.done == 0
+
+
+@pytest.mark.spec("P14")
+async def test_a_batch_that_waits_for_its_caller_is_not_given_out_after_the_loss() -> None:
+    """The caller comes after a pause of the process: the lease is over, and nobody said so yet."""
+    source = MemorySource()
+    source.append("0", b"a")
+    handle = Ownership()
+    client = PartitionClient(contexts(handle)[0])
+    taken: list[object] = []
+
+    async def caller() -> None:
+        taken.extend([batch async for batch in client])
+
+    async with anyio.create_task_group() as pump, anyio.create_task_group() as callers:
+        pump.start_soon(client.offer, source.batch("0", 0, 1))
+        await anyio.wait_all_tasks_blocked()
+        handle.valid = False
+        callers.start_soon(caller)
+        await anyio.wait_all_tasks_blocked()
+        client.end(CloseReason.LOST)
+    assert taken == []
