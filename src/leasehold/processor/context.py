@@ -121,11 +121,12 @@ class _Context:
         """
         self._pump_calls.handle.check()
 
-    def _checkpoint_position(self, at: At) -> Position:
-        """Return the position to store; after a loss it is refused, so it is not checked."""
+    def _begin_checkpoint(self, at: At) -> Future[None]:
+        """Have the position stored; after a loss it is refused, so it is not checked."""
         # Read before `lost`: a pump that ended forgets it.
         caller_position = self._pump_calls.caller_position
-        return _position_at(at, caller_position) if self.lost else self._position(at)
+        position = _position_at(at, caller_position) if self.lost else self._position(at)
+        return self._pump_calls.write(position)
 
     def _position(self, at: At) -> Position:
         delivered = self._pump_calls.delivered
@@ -177,7 +178,7 @@ class AsyncPartitionContext(_Context):
             CheckpointBehind: the stored one is further ahead.
             UsageError: ``at`` is beyond what was delivered.
         """
-        await asyncio.wrap_future(self._pump_calls.write(self._checkpoint_position(at)))
+        await asyncio.wrap_future(self._begin_checkpoint(at))
 
     @asynccontextmanager
     async def transaction(self, at: At = None) -> AsyncIterator[Any]:
@@ -205,7 +206,7 @@ class PartitionContext(_Context):
 
     def checkpoint(self, at: At = None) -> None:
         """Checkpoint as ``AsyncPartitionContext.checkpoint`` does; return when it is stored."""
-        self._pump_calls.write(self._checkpoint_position(at)).result()
+        self._begin_checkpoint(at).result()
 
     @blocking_manager
     def transaction(self, at: At = None) -> Iterator[Any]:

@@ -183,8 +183,12 @@ class Delivery:
             )
         )
         await self._on_failure(error)
-        cursor.start = max(cursor.start, _events_before(batch, await self._settle()))
-        if cursor.start >= len(batch):
+        stored = _events_before(batch, await self._settle())
+        if stored > cursor.start:
+            # The handler had stored that this event is done: the next one has not failed.
+            cursor.start, cursor.failures = stored, 0
+            if stored < len(batch):
+                await self._pause(policy.pauses.pause_s(1, self._rng))
             return
         if isinstance(error, StoreError):
             cursor.failures -= 1  # the store is unavailable: not the event's fault

@@ -284,6 +284,35 @@ async def test_on_event_goes_on_at_the_event_that_failed(blocking: bool) -> None
 
 
 @pytest.mark.spec("B6")
+@pytest.mark.parametrize("kind", ["on_event", "on_batch"])
+@pytest.mark.parametrize("retries", [0, 1])
+async def test_who_fails_after_its_own_checkpoint_costs_the_next_event_nothing(
+    kind: str, retries: int
+) -> None:
+    """Event 0 is done, whatever its handler raises then; event 1 has its attempts before it."""
+    failures = iter(range(retries + 1))
+
+    async def handler(context: Any, events: Any) -> None:
+        first = events.first_sequence if kind == "on_batch" else events.sequence_number
+        if first == 0:
+            await context.checkpoint(0)
+            raise ValueError("after the checkpoint")
+        if first == 1 and retries and next(failures) < retries:
+            raise ValueError("not yet")
+        seen.append(first)
+
+    seen: list[int] = []
+    async with host_group(events=2) as s:
+        skip = PoisonPolicy.skip(retries=retries, pauses=QUICK_RETRIES)
+        handlers: dict[str, Any] = {kind: handler}
+        host = await s.host(setting=options(poison=skip), **handlers)
+        await s.watch.sees(CheckpointWritten, sequence_number=1)
+        assert seen == [1]
+        assert s.watch.of(Poisoned) == []
+        assert host.counts().events_skipped == 0
+
+
+@pytest.mark.spec("B6")
 async def test_a_dead_letter_is_kept_before_the_partition_goes_on() -> None:
     letters: list[DeadLetter] = []
     errors = iter([OSError("full")])

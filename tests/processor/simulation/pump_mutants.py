@@ -24,7 +24,7 @@ from leasehold.processor.checkpoint_writer import CheckpointLoader, CheckpointWr
 from leasehold.processor.pump import PrefetchBuffer, Pump
 from leasehold.processor.pump_manager import PumpManager
 from leasehold.testing.sim.checks import CheckedRegistry
-from leasehold.testing.sim.pump_run import FencedSink
+from leasehold.testing.sim.work import FencedSink
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -310,7 +310,7 @@ def late_copies_win(original: Any) -> Any:
     return checkpoint
 
 
-@replaces("leasehold.testing.sim.pump_run:FencedSink._takes")
+@replaces("leasehold.testing.sim.work:FencedSink._takes")
 def unfenced_sink(_original: Any) -> Any:
     """The last write wins."""
 

@@ -58,6 +58,16 @@ def test_events_come_again_after_a_crash_and_the_days_show_it(some_runs: list[Pu
     assert sum(each.orderly for each in some_runs) > len(some_runs)
 
 
+@pytest.mark.spec("B4", "B6", "P1", "P14")
+def test_the_options_of_a_run_are_drawn_and_used(some_runs: list[PumpRun]) -> None:
+    drawn = {option for each in some_runs for option in each.options}
+    assert drawn == {
+        *("async", "thread", "pull", "skip", "dead_letter", "by_load", "resets", "grows"),
+    }
+    for count in ("skipped", "dead_letters", "resets"):
+        assert sum(getattr(each, count) for each in some_runs) > 0
+
+
 def test_a_day_of_work_can_be_told_step_by_step() -> None:
     story: list[str] = []
     run_pump_faults(3, trace=story.append)

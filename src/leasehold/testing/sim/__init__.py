@@ -11,10 +11,14 @@ module               holds
 ``host``             a host: clock with a wrong rate, pauses, its key handler
 ``store``            the network to the store, and the store's own clock
 ``source``           the log that pumps read, over an unreliable network
-``checks``           the invariants of leases and of deliveries
+``checks``           the invariants of leases
+``deliveries``       the invariants of the work: what handlers are given, what becomes of it
 ``world``            hosts that come and go, from one seed
 ``fault_run``        fault injection: the search for broken invariants of members
-``pump_run``         fault injection with pumps, handlers that fail, and a sink
+``threads``          simulated threads
+``work``             handlers that fail, in every style; a fenced sink; dead letters
+``pump_world``       hosts with the whole processor, a log, an operator
+``pump_run``         fault injection with all of these
 ``scenario``         fault-free measured runs: cold start, join, crash, restart, churn
 ``ownership_chart``  ownership over time, as text and SVG
 ===================  ===============================================================

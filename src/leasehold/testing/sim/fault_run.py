@@ -113,14 +113,15 @@ async def inject_faults(
     """Inject faults, one after the other, into a few hosts."""
     rng = world.rng
     for _ in range(rng.randint(1, max_hosts)):
-        _start(world)
+        start_host(world)
     for _ in range(rng.randint(3, max_steps)):
         await world.pass_time(rng.uniform(0.0, lease_s))
         await _inject_one(world, lease_s)
     await world.pass_time(rng.uniform(0.0, 2 * lease_s))
 
 
-def _start(world: World) -> None:
+def start_host(world: World) -> None:
+    """Start a host; its size and its network are drawn."""
     rng = world.rng
     host = world.start(
         weight=rng.choice((1.0, 1.0, 1.0, 2.0, 0.5)),
@@ -139,11 +140,11 @@ async def _inject_one(world: World, lease_s: float) -> None:
     )
     world.trace(f"-- {what}")
     if what == "start" or len(running) < 2:
-        _start(world)
+        start_host(world)
     elif what in ("crash", "restart"):
         world.crash(rng.choice(running))
         if what == "restart":
-            _start(world)
+            start_host(world)
     elif what == "drain":
         world.drain(rng.choice(running))
     elif what == "pause":
@@ -154,7 +155,7 @@ async def _inject_one(world: World, lease_s: float) -> None:
         world.server.up = True
     elif what == "roll":
         for host in running:
-            _start(world)
+            start_host(world)
             world.drain(host)
             await world.pass_time(rng.uniform(0.0, lease_s))
     elif what == "ask":
@@ -231,7 +232,7 @@ async def check_balanced_soon(world: World, before: Snapshot, when: str) -> None
     fewest = min_moves(before)
     await world.pass_time(_CYCLES_TO_BALANCE * world.setting.timing.renew_s * 1.06 + 1.0)
     after = world.snapshot()
-    if min_moves(after) or not _all_placed(after):
+    if min_moves(after) or not all_placed(after):
         counts = {holder: len(keys) for holder, keys in after.keys_by_owner().items()}
         raise InvariantBroken(f"not even {_CYCLES_TO_BALANCE} cycles {when}: {counts}")
     moves = moves_since(before, world.checks.changes[begun:])
@@ -239,19 +240,20 @@ async def check_balanced_soon(world: World, before: Snapshot, when: str) -> None
         raise InvariantBroken(f"{moves} moves {when}, where {fewest} were enough")
 
 
-def _all_placed(snapshot: Snapshot) -> bool:
+def all_placed(snapshot: Snapshot) -> bool:
     """Return whether every key has an owner, as far as the members' limits allow."""
     free = [r for r in snapshot.resources.values() if r.holder not in snapshot.members]
-    return not free or not _room(snapshot)
+    return not free or not has_room(snapshot)
 
 
-def _room(snapshot: Snapshot) -> bool:
+def has_room(snapshot: Snapshot) -> bool:
+    """Return whether a member may take another key."""
     keys = snapshot.keys_by_owner()
 
-    def has_room(holder: str, info: MemberInfo) -> bool:
+    def takes_more(holder: str, info: MemberInfo) -> bool:
         return not info.draining and (info.most is None or len(keys[holder]) < info.most)
 
-    return any(has_room(holder, info) for holder, info in snapshot.members.items())
+    return any(takes_more(holder, info) for holder, info in snapshot.members.items())
 
 
 # ------------------------------------------------------------------- phase 3

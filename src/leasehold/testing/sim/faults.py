@@ -57,7 +57,9 @@ class WorkRates:
     """The faults in the work on a partition: at the source, in handlers, at the sink.
 
     ``slow_s``: maximum time of a slow handler. ``late_s``: maximum delay of a message to the source
-    or the sink.
+    or the sink. ``poison``: share of events that always fail. ``letters_fail``: how likely the
+    dead letters do not answer. ``thread_late``: how likely a thread begins, or is heard of, up to
+    ``thread_late_s`` late.
     """
 
     source_fails: float = 0.0
@@ -69,6 +71,10 @@ class WorkRates:
     slow_s: float = 0.0
     own_checkpoints: float = 0.0
     usual_s: float = 0.02
+    poison: float = 0.0
+    letters_fail: float = 0.0
+    thread_late: float = 0.0
+    thread_late_s: float = 0.0
 
 
 NO_WORK_FAULTS = WorkRates(own_checkpoints=0.1)

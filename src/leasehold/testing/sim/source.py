@@ -44,6 +44,13 @@ class SimLog:
         self.claims: dict[str, tuple[int, SimReceiver]] = {}
         self._changes = {each: asyncio.Event() for each in partitions}
 
+    def grow(self) -> str:
+        """Add a partition, and return its id."""
+        partition = f"{len(self.next):04}"
+        self.next[partition] = 0
+        self._changes[partition] = asyncio.Event()
+        return partition
+
     def append(self, partition: str, events: int) -> None:
         """Add this many events, while there is room."""
         self.next[partition] = min(self.next[partition] + events, MAX_EVENTS)
