@@ -32,6 +32,7 @@ from leasehold.cli.common import (
 from leasehold.cli.jobs_operate import (
     JobName,
     break_job,
+    cancel_trigger,
     describe_owner,
     move,
     pause,
@@ -49,7 +50,7 @@ from leasehold.clock import SystemClock
 from leasehold.core.cron import Schedule, parse_schedule
 from leasehold.errors import InvalidSchedule, LeaseLost, UsageError
 from leasehold.insight import Inspector, open_inspector
-from leasehold.insight.jobs import JobView, job_log, job_view, job_views, schedule_of
+from leasehold.insight.jobs import JobState, JobView, job_log, job_view, job_views, schedule_of
 from leasehold.jobs.run_log import HolderStreak, RunLogEntry, recent_holders
 
 NEXT_EXAMPLES = 'leasehold jobs next nightly, or: leasehold jobs next --cron "30 2 * * *" --tz UTC'
@@ -295,6 +296,7 @@ jobs_app.command("resume", epilog="leasehold jobs resume nightly")(resume)
 jobs_app.command("trigger", epilog='leasehold jobs trigger nightly --reason "after the repair"')(
     trigger
 )
+jobs_app.command("cancel-trigger", epilog="leasehold jobs cancel-trigger nightly")(cancel_trigger)
 jobs_app.command("break", epilog="leasehold jobs break nightly --epoch 7 --execute")(break_job)
 jobs_app.command("move", epilog="leasehold jobs move nightly --execute")(move)
 
@@ -306,10 +308,11 @@ def job_row(view: JobView) -> dict[str, object]:
     """Return a job as one row."""
     current, last, member = view.current, view.last, view.member if view.held else None
     note = current.note if current else None
+    owned = view.held or view.state is JobState.LOST
     return {
         "job": view.name,
         "state": view.state.value,
-        "holder": view.resource.holder if view.held else view.resource.handed_to,
+        "holder": view.resource.holder if owned else view.resource.handed_to,
         "host": (member.info.host if member else note.host if note else "") or None,
         "pid": (member.info.pid if member else note.pid if note else 0) or None,
         "epoch": view.resource.epoch,

@@ -127,6 +127,25 @@ def trigger(job: JobName, *, reason: Reason = "", store: StoreUrl = None) -> Non
     anyio.run(run)
 
 
+def cancel_trigger(job: JobName, *, store: StoreUrl = None) -> None:
+    """Withdraw a trigger that no node has taken. A run that has begun continues."""
+
+    async def run() -> None:
+        async with open_inspector(store_url(store, maker=JOBS_MAKE)) as inspector:
+            view = await _known(inspector, job)
+            cancelled = await operator_requests.cancel_run_request(
+                inspector.store, job, clock=inspector.clock
+            )
+            if cancelled:
+                err.print(f"cancelled: {job!r} is not run for it")
+            else:
+                err.print(f"nothing to cancel: no trigger of {job!r} is waiting")
+            if view.held:
+                err.print(f"a run has begun and continues: {describe_owner(view)}")
+
+    anyio.run(run)
+
+
 def break_job(
     job: JobName,
     *,

@@ -6,7 +6,7 @@ their checkpoints (which occurrences are done) and the requests. Nothing is chan
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ from leasehold.core.cron import parse_schedule
 from leasehold.errors import InvalidSchedule, UnknownResource, UsageError
 from leasehold.insight.groups import sample_of
 from leasehold.jobs.operator_requests import read_requests
-from leasehold.jobs.run_log import log_entries, read_progress
+from leasehold.jobs.run_log import Outcome, log_entries, read_progress
 from leasehold.jobs.wish import GROUP
 from leasehold.model import State
 from leasehold.names import job_key, last_part
@@ -39,6 +39,7 @@ class JobState(Enum):
     """The state of a job."""
 
     RUNNING = "running"
+    LOST = "lost"  # its holder's lease has ended, and no other node has it yet
     HANDING_OVER = "handing_over"  # handed over, and not taken yet
     PAUSED = "paused"
     RUN_REQUESTED = "run_requested"  # an operator wants it to be run now
@@ -51,7 +52,8 @@ class JobView:
 
     Attributes:
         resource: its key, as the store knows it. member: the holder's lease.
-        current: the run that is under way; last: the one that ended last, and did run.
+        current: the run that is in progress, or was lost; last: the one that ended last, and did
+            run.
         schedule: as the newest run has told it; ``None`` also if it can not be read here.
         schedule_text: the same as text; empty if the runs have none.
         ran: which occurrences are done.
@@ -84,6 +86,8 @@ class JobView:
         """The state; a job that is paused while it runs is running."""
         if self.held:
             return JobState.RUNNING
+        if self.resource.state is State.EXPIRED:
+            return JobState.LOST
         if self.resource.handed_to is not None:
             return JobState.HANDING_OVER
         if self.paused is not None:
@@ -129,9 +133,10 @@ async def job_log(store: Store, name: str) -> Sequence[RunLogEntry]:
     """Return the reservations of a job that the store keeps, newest first; not all were runs."""
     key = job_key(name)
     log = log_entries(await store.history(key, limit=MAX_TERMS))
-    if not log and key not in await store.resources(GROUP):
+    resource = (await store.resources(GROUP)).get(key)
+    if not log and resource is None:
         raise UnknownResource(f"there is no job {name!r} in this store: see `leasehold jobs ls`")
-    return log
+    return log if resource is None else [_judged(each, resource) for each in log]
 
 
 def schedule_of(text: str) -> Schedule:
@@ -166,7 +171,7 @@ async def _view(store: Store, records: _JobRecords, key: str) -> JobView:
         name=name,
         resource=resource,
         member=records.members.get(resource.holder or ""),
-        current=next((each for each in log if held and each.epoch == resource.epoch), None),
+        current=_current(log, resource),
         last=_last(log),
         schedule=schedule,
         schedule_text=text,
@@ -176,6 +181,18 @@ async def _view(store: Store, records: _JobRecords, key: str) -> JobView:
         next_at=None if is_paused else _next_at(schedule, carried_out, records.now),
         late_s=None if is_paused or held else _late_s(schedule, carried_out, records.now),
     )
+
+
+def _judged(entry: RunLogEntry, resource: Resource) -> RunLogEntry:
+    """Return the entry as expired if its lease has ended and the store has not recorded it yet."""
+    lost = entry.ended_at is None and resource.state is State.EXPIRED
+    return replace(entry, outcome=Outcome.EXPIRED, timed_out=True) if lost else entry
+
+
+def _current(log: Sequence[RunLogEntry], resource: Resource) -> RunLogEntry | None:
+    """Return the entry of the holder that the store knows, alive or not."""
+    owned = resource.state in (State.LEASED, State.BREAKING, State.EXPIRED)
+    return next((each for each in log if owned and each.epoch == resource.epoch), None)
 
 
 async def _recent(store: Store, key: str) -> Sequence[RunLogEntry]:

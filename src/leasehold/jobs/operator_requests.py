@@ -97,6 +97,16 @@ async def request_run(store: Store, name: str, *, by: str, why: str = "", clock:
     await _put(store, key, _position(last + 1, {"by": by, "why": why}), clock)
 
 
+async def cancel_run_request(store: Store, name: str, *, clock: Clock) -> bool:
+    """Withdraw the request for a run; False if there is none, or a node has taken it."""
+    requests = await read_requests(store)
+    request = requests.run_requests.get(name)
+    if request is None:
+        return False
+    await _put(store, request_key(RUN_GROUP, name), taken_position(request), clock)
+    return True
+
+
 def taken_position(request: OperatorRequest) -> Position:
     """Return the position that marks a request for a run as taken."""
     return Position(sequence_number=request.number + 1, offset="{}")

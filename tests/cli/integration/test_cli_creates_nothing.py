@@ -38,6 +38,7 @@ READING = (
     "jobs pause nightly",
     "jobs resume nightly",
     "jobs trigger nightly",
+    "jobs cancel-trigger nightly",
     "jobs break nightly --epoch 1",
     "jobs move nightly",
     "files ls",

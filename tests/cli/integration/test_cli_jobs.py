@@ -281,6 +281,20 @@ def test_run_wants_one_run_and_a_wish_that_stands_is_enough(
     assert standing(jobs).run_requests["nightly"] == order
 
 
+def test_a_trigger_can_be_cancelled_until_a_node_takes_it(
+    leasehold: CommandLine, jobs: Jobs
+) -> None:
+    assert leasehold("jobs", "trigger", "nightly").code == 0
+    done = leasehold("jobs", "cancel-trigger", "nightly")
+    assert (done.code, "cancelled: 'nightly'" in done.err) == (0, True)
+    assert not standing(jobs).run_requests
+    again = leasehold("jobs", "cancel-trigger", "nightly")
+    assert (again.code, "no trigger of 'nightly' is waiting" in again.err) == (0, True)
+    assert leasehold("jobs", "trigger", "nightly").code == 0
+    assert "nightly" in standing(jobs).run_requests
+    assert leasehold("jobs", "cancel-trigger", "daily").code == 3
+
+
 # --------------------------------------------------------------------------- break
 
 

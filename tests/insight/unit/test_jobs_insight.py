@@ -21,6 +21,7 @@ from leasehold.model import (
     Position,
 )
 from leasehold.stores.memory import MemoryStore
+from leasehold.testing.clock import ManualClock
 
 pytestmark = pytest.mark.anyio
 LONG = timedelta(minutes=10)
@@ -68,6 +69,29 @@ async def test_a_job_that_runs_is_running_whatever_was_ordered(store: MemoryStor
     assert wanted.state is JobState.RUN_REQUESTED
     assert wanted.last is not None
     assert wanted.last.outcome is Outcome.OK
+
+
+async def test_a_run_whose_node_died_is_lost_and_not_running_when_its_lease_has_ended() -> None:
+    clock = ManualClock()
+    store = MemoryStore(clock=clock)
+    await take(store, "a", RunNote(host="web1", pid=7, words="at it"))
+    alive = await look(store)
+    assert (alive.state, (await job_log(store, "nightly"))[0].outcome) == (JobState.RUNNING, None)
+    clock.advance(LONG.total_seconds() + 1)
+    lost = await look(store)
+    assert (lost.state, lost.held) == (JobState.LOST, False)
+    assert lost.current is not None
+    assert lost.current.note.words == "at it"
+    assert (lost.resource.holder, lost.resource.epoch) == ("a", 1)
+    [entry] = await job_log(store, "nightly")
+    assert (entry.outcome, entry.ended_at, entry.duration) == (Outcome.EXPIRED, None, None)
+    owned = await take(store, "b", RunNote())
+    running, expired = await job_log(store, "nightly")
+    assert (running.outcome, expired.outcome) == (None, Outcome.EXPIRED)
+    assert expired.ended_at is not None
+    assert (await look(store)).state is JobState.RUNNING
+    await store.release([owned])
+    assert (await look(store)).state is JobState.FREE
 
 
 async def test_a_job_that_was_handed_over_is_kept_until_it_is_taken(store: MemoryStore) -> None:
