@@ -1,7 +1,8 @@
 """Tables, records and progress, as rich draws them: what the commands print.
 
-A table fits into the terminal as far as its columns may fold; away from a terminal no line is
-broken. Commands that print no table leave this module alone: rich takes its time.
+A table fits into the terminal as far as its columns may fold. Off a terminal no line is broken, and
+the layout is one that fits into 80 columns, if there is one. Commands that print no table leave
+this module alone: rich takes its time.
 """
 
 from __future__ import annotations
@@ -94,10 +95,13 @@ def print_table(table: Table) -> None:
 def fitting_table(
     rows: Iterable[Mapping[str, object]], layouts: Sequence[Sequence[Column]], title: str = ""
 ) -> Table:
-    """Return the table in the first layout that needs no folding, else in the last."""
+    """Return the table in the first layout that needs no folding, else in the last.
+
+    Off a terminal too: a layout leaves columns out, and JSON has them all.
+    """
     rows, endless = list(rows), SafeConsole(width=_NO_LIMIT)
     tables = [table_of(rows, each, title) for each in layouts]
-    width = line_width()
+    width = min(line_width(), out.width)
     return next((each for each in tables if endless.measure(each).maximum <= width), tables[-1])
 
 

@@ -281,6 +281,17 @@ def test_run_wants_one_run_and_a_wish_that_stands_is_enough(
     assert standing(jobs).run_requests["nightly"] == order
 
 
+def test_a_table_in_a_pipe_fits_into_80_columns_and_breaks_no_name(
+    leasehold: CommandLine, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs.join("a-holder-of-some-length-1234", "nightly")
+    monkeypatch.delenv("COLUMNS")
+    for words in (["ls"], ["history", "nightly"], ["history", "nightly", "--runs"]):
+        table = leasehold("jobs", *words)
+        assert table.widest <= 80, words
+        assert words[-1] == "--runs" or "a-holder-of-some-length-1234" in table.out
+
+
 def test_a_trigger_can_be_cancelled_until_a_node_takes_it(
     leasehold: CommandLine, jobs: Jobs
 ) -> None:
