@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from leasehold.azure.eventhubs.source import EventHubsSource
     from leasehold.azure.interop.blob_records import BlobRecords
     from leasehold.azure.interop.checkpoint_store import AsyncCheckpointStore, CheckpointStore
-    from leasehold.azure.interop.mixed_store import MixedStore, RecordsStore
-    from leasehold.azure.interop.shared_source import SharedSource
+    from leasehold.azure.interop.mixed_store import MixedStore, RecordsStore, SharedSource
 
 __all__ = [
     "AsyncCheckpointStore",
@@ -59,7 +58,7 @@ _HOMES = {
     "MixedStore": "interop.mixed_store",
     "RecordsStore": "interop.mixed_store",
     "SasKeys": "endpoint.sas_keys",
-    "SharedSource": "interop.shared_source",
+    "SharedSource": "interop.mixed_store",
     "original_message": "amqp.event_properties",
 }
 

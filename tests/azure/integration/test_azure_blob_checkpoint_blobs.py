@@ -22,10 +22,10 @@ from tests.support.azure_blob_scene import (
 )
 from tests.support.azurite import shared_azurite
 
+from leasehold.azure import blob_store as store_module
 from leasehold.azure.blob_store import AzureBlobStore
 from leasehold.azure.blob_store import checkpoint_blobs as checkpoint_blobs_module
 from leasehold.azure.blob_store import ownerships as ownerships_module
-from leasehold.azure.blob_store import store as store_module
 from leasehold.azure.blob_store.checkpoint_blobs import CheckpointBlobs
 from leasehold.azure.blob_store.container import Container
 from leasehold.azure.blob_store.naming import LeaseLocation

@@ -27,7 +27,7 @@ from leasehold.azure.amqp.performatives import (
 )
 from leasehold.azure.amqp.types import Char, Described, Symbol, UInt, ULong
 from leasehold.azure.amqp.values import encode
-from leasehold.azure.endpoint.reader_link import ReaderLink
+from leasehold.azure.endpoint.links import ReaderLink
 from leasehold.azure.endpoint.request_nodes import ManagementNode
 from leasehold.log import PartitionReader
 
@@ -132,7 +132,7 @@ def test_an_error_nobody_thought_of_rejects_one_delivery(
         client.open().put_token()
         handle = client.attach("hub/Partitions/0", receives=False).handle
         with monkeypatch.context() as changed:
-            changed.setattr("leasehold.azure.endpoint.sender_link.read_delivery", broken)
+            changed.setattr("leasehold.azure.endpoint.links.read_delivery", broken)
             client.transfer(handle, Message(data=(b"x",)).encode())
             state = client.wait(Disposition)[0].state
         assert isinstance(state, Rejected)

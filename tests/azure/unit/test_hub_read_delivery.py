@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from leasehold.azure.amqp.faults import AmqpFault
 from leasehold.azure.amqp.messages import BATCH_FORMAT, Message
 from leasehold.azure.amqp.types import Int, Symbol
-from leasehold.azure.endpoint.sender_link import read_delivery
+from leasehold.azure.endpoint.links import read_delivery
 
 KEY = Symbol("x-opt-partition-key")
 _MESSAGES = st.builds(

@@ -6,10 +6,9 @@ Events are durable in the log before they are accepted. All other readers and wr
 the same events.
 
 From the outside in: ``server`` (all connections), ``connection`` (bytes and frames) with
-``session`` and ``links``; ``request_nodes`` with ``sas_keys`` (tokens, management); ``sender_link``
-(a delivery becomes an Arrow batch) with ``retries``; ``reader_link`` with ``selectors`` and
-``delivery`` (a batch becomes frames). ``amqp.event_properties`` keeps what an event has no column
-for.
+``session``; ``request_nodes`` with ``sas_keys`` (tokens, management); ``links``: clients send (a
+delivery becomes an Arrow batch) with ``retries``, and receive with ``selectors`` and ``delivery``
+(a batch becomes frames). ``amqp.event_properties`` keeps what an event has no column for.
 
 An extension for Leasehold's own receivers: one that attaches with the desired capability
 ``leasehold:arrow`` is offered the same. Then each transfer has the message format ``0x4C480001``,

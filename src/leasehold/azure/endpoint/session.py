@@ -22,15 +22,13 @@ from leasehold.azure.endpoint.error_conditions import (
     refused_for,
     unauthorized,
 )
-from leasehold.azure.endpoint.links import EndpointLink
-from leasehold.azure.endpoint.reader_link import ReaderLink
+from leasehold.azure.endpoint.links import EndpointLink, ReaderLink, SenderLink
 from leasehold.azure.endpoint.request_nodes import (
     AnswerLink,
     ManagementNode,
     RequestLink,
     TokenNode,
 )
-from leasehold.azure.endpoint.sender_link import SenderLink
 from leasehold.errors import LeaseholdError
 
 if TYPE_CHECKING:
