@@ -20,10 +20,9 @@ from typing import TYPE_CHECKING
 from leasehold.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from leasehold.log.dead_letters import LogDeadLetters
     from leasehold.log.log import Log
     from leasehold.log.options import LogOptions, ProducerOptions
-    from leasehold.log.producer import Producer
+    from leasehold.log.producer import LogDeadLetters, Producer
     from leasehold.log.producer_batch import Receipt
     from leasehold.log.reader import PartitionReader
     from leasehold.log.retention import TrimPlan
@@ -48,7 +47,7 @@ __all__ = [
 
 _HOMES = {
     "Log": "leasehold.log.log",
-    "LogDeadLetters": "leasehold.log.dead_letters",
+    "LogDeadLetters": "leasehold.log.producer",
     "LogOptions": "leasehold.log.options",
     "LogSource": "leasehold.log.source",
     "LogCounts": "leasehold.log.streams",

@@ -2,6 +2,10 @@
 
 A process opens one log and shares it. It owns the partitions that it was the first to write to, and
 stores the events of other processes of this machine for them.
+
+``Log.verify`` checks that a stream is as it was written: every byte, on every volume, in every
+partition. Each segment is checked three times: its replicas against their checksums and the
+journal, its frames against their checksums, and its continuity with the segment before it.
 """
 
 from __future__ import annotations
@@ -28,6 +32,8 @@ from leasehold.log.producer import Producer
 from leasehold.log.producer_batch import OwnerMoved, StreamPartition
 from leasehold.log.reader import PartitionReader
 from leasehold.log.retention import trim
+from leasehold.log.segment import verify as verify_segment
+from leasehold.log.segment_format import padded
 from leasehold.log.segment_list import SegmentList
 from leasehold.log.streams import (
     Catalog,
@@ -39,7 +45,6 @@ from leasehold.log.streams import (
     stream_directory,
     writer_of,
 )
-from leasehold.log.verify import verify
 from leasehold.names import seconds_of
 from leasehold.runtime.process_check import ProcessCheck
 
@@ -50,10 +55,13 @@ if TYPE_CHECKING:
 
     from leasehold.clock import Clock
     from leasehold.files.disk import Disk
+    from leasehold.files.model import FileStatus
     from leasehold.log.options import ProducerOptions
     from leasehold.log.owner_link import OwnerRequest
     from leasehold.log.partition_owner import Answer
     from leasehold.log.retention import TrimPlan
+    from leasehold.log.segment import Segment
+    from leasehold.log.segment_list import ListedSegment
     from leasehold.log.streams import LogCounts
 
 _SYNC_THREADS = 16
@@ -444,3 +452,105 @@ def _age_s(age: timedelta | None, what: str) -> float:
     if age is None:
         return 0.0
     return seconds_of(age, what=what, min_s=0.0, max_s=_LONGEST_AGE_S)
+
+
+def verify(
+    stream: StreamInfo, *, files: Namespace, progress: Callable[[int], None] = lambda _: None
+) -> list[str]:
+    """Return all findings about a stream as text; an empty list if it is sound.
+
+    Each finding begins with the partition and the segment. ``progress`` gets the number of
+    bytes compared since its last call: every replica counts, and the frames once more. A segment
+    that is being written is checked up to what was acknowledged; one that is deleted in the
+    meantime is left out.
+    """
+    found: list[str] = []
+    for number in range(stream.partitions):
+        check = _PartitionCheck(stream, number, files=files, progress=progress)
+        segments = SegmentList(files, partition_directory(stream.name, number))
+        for entry, status in segments.files():
+            try:
+                check.check_segment(entry, status)
+            except UnknownFile:
+                check.skip()
+        found += check.found
+    return found
+
+
+class _PartitionCheck:
+    """One partition, from its oldest segment to its newest."""
+
+    def __init__(
+        self,
+        stream: StreamInfo,
+        partition: int,
+        *,
+        files: Namespace,
+        progress: Callable[[int], None],
+    ) -> None:
+        self._stream = stream
+        self._partition = partition
+        self._files = files
+        self._progress = progress
+        self._next_sequence: int | None = None
+        self._next_offset: int | None = None
+        self.found: list[str] = []
+
+    def skip(self) -> None:
+        """Forget the expected start: the segment is gone or damaged."""
+        self._next_sequence = self._next_offset = None
+
+    def check_segment(self, entry: ListedSegment, status: FileStatus) -> None:
+        """Compare one segment. Raises ``UnknownFile`` if it was deleted."""
+        for fault in self._files.verify(entry.path, progress=self._progress):
+            self._report(entry, f"volume {fault.volume}: {fault.what}")
+        try:
+            opened = MappedSegment(entry, self._files)
+        except (DataDamaged, VolumeUnusable, StoreUnusable) as error:
+            self._report(entry, str(error))
+            self.skip()
+            return
+        segment = opened.segment
+        if segment is None:
+            self._check_without_header(entry, status)
+            return
+        open_end = not segment.ended  # a crash, or a writer at work, leaves part of a frame
+        # While a segment is written its replicas have no end to be compared with: their frames do.
+        for volume, view in list(opened.replicas()) or [("", opened.view)]:
+            where = f"volume {volume}: " if volume else ""
+            for finding in verify_segment(view, open_end=open_end):
+                self._report(entry, where + finding)
+        self._progress(len(segment))
+        self._check_continuity(entry, segment)
+
+    def _check_without_header(self, entry: ListedSegment, status: FileStatus) -> None:
+        """Check a segment without a header, as a new segment or a crash leaves it."""
+        if status.state is FileState.CLOSED and status.length:
+            self._report(entry, f"it has {status.length} bytes, which is less than a header")
+
+    def _check_continuity(self, entry: ListedSegment, segment: Segment) -> None:
+        """Check that numbers and offsets continue from the segment before."""
+        header = segment.header
+        if header.partition != self._partition:
+            self._report(entry, f"it belongs to partition {header.partition} by its header")
+        if self._next_sequence not in {None, header.base_sequence}:
+            self._report(
+                entry,
+                f"it begins with event {header.base_sequence}, and the segment before it ends "
+                f"before {self._next_sequence}",
+            )
+        if self._next_offset not in {None, header.base_offset}:
+            self._report(
+                entry,
+                f"it begins at offset {header.base_offset}, and the segment before it ends at "
+                f"{self._next_offset}",
+            )
+        self._next_offset = header.base_offset + padded(len(segment))
+        try:
+            self._next_sequence = segment.next_sequence
+        except DataDamaged:  # reported already
+            self._next_sequence = None
+
+    def _report(self, entry: ListedSegment, what: str) -> None:
+        name = entry.path.rpartition("/")[2]
+        self.found.append(f"{self._stream.name}, partition {self._partition}, {name}: {what}")

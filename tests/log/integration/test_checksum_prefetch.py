@@ -18,7 +18,7 @@ from leasehold.events import Start
 from leasehold.files import FileOptions, Namespace
 from leasehold.files import namespace as namespace_module
 from leasehold.log import PartitionReader
-from leasehold.log import cursor as cursor_module
+from leasehold.log import reader as reader_module
 from leasehold.log.segment_format import FrameHeader, View, read_body
 
 FRAME_BYTES = 300 << 10
@@ -53,7 +53,7 @@ def env(tmp_path: Path) -> Iterator[StreamEnv]:
 @pytest.fixture
 def compared(monkeypatch: pytest.MonkeyPatch) -> Compared:
     noted = Compared()
-    monkeypatch.setattr(cursor_module, "read_body", noted.read_body)
+    monkeypatch.setattr(reader_module, "read_body", noted.read_body)
     return noted
 
 

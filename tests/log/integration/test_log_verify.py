@@ -10,7 +10,7 @@ import pytest
 from tests.support.log_segments import Owner, StreamEnv, open_stream_env
 
 from leasehold.log import StreamSettings
-from leasehold.log.verify import verify
+from leasehold.log.log import verify
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ import pytest
 from tests.support.segment_bytes import Assembly
 
 from leasehold.events import Event
-from leasehold.log import cursor as cursor_module
-from leasehold.log.cursor import ChecksumPrefetch
+from leasehold.log import reader as reader_module
+from leasehold.log.reader import ChecksumPrefetch
 from leasehold.log.segment import Segment
 from leasehold.log.segment_format import FrameHeader
 
@@ -25,9 +25,9 @@ FRAMES = 40
 
 @pytest.fixture(autouse=True)
 def small_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cursor_module, "LARGE_BYTES", FRAME_BYTES)
-    monkeypatch.setattr(cursor_module, "RUN_BYTES", 4 * FRAME_BYTES)
-    monkeypatch.setattr(cursor_module, "SPAN_BYTES", 30 * FRAME_BYTES)
+    monkeypatch.setattr(reader_module, "LARGE_BYTES", FRAME_BYTES)
+    monkeypatch.setattr(reader_module, "RUN_BYTES", 4 * FRAME_BYTES)
+    monkeypatch.setattr(reader_module, "SPAN_BYTES", 30 * FRAME_BYTES)
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_a_reader_that_never_finds_the_thread_done_is_told_nothing(
     prefetch: ChecksumPrefetch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free = threading.Event()
-    monkeypatch.setattr(cursor_module, "read_body", lambda *_: free.wait(120))
+    monkeypatch.setattr(reader_module, "read_body", lambda *_: free.wait(120))
     view = memoryview(segment())
 
     said = [prefetch.is_verified(view, header) for header in frames(view)]
@@ -144,7 +144,7 @@ def test_who_leaves_a_view_stops_the_thread_at_the_next_frame(
         begun.set()
         free.wait(120)
 
-    monkeypatch.setattr(cursor_module, "read_body", slow)
+    monkeypatch.setattr(reader_module, "read_body", slow)
     view = memoryview(segment())
     for header in frames(view)[:8]:
         prefetch.is_verified(view, header)
