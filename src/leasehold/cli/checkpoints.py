@@ -25,8 +25,8 @@ from leasehold.cli.common import (
     seconds_cell,
     store_url,
     time_cell,
+    unknown_heads,
 )
-from leasehold.cli.groups import unknown_heads
 from leasehold.cli.tables import (
     err,
     fitting_table,

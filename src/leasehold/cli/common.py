@@ -15,12 +15,15 @@ from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 from enum import Enum, StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from leasehold.errors import InvalidDuration, UnknownFile, UsageError
 from leasehold.printable import printable
+
+if TYPE_CHECKING:
+    from leasehold.insight import Inspector
 
 _NUMBER = re.compile(r"([0-9]+(?:[.][0-9]+)?)\s*([A-Za-z]*)")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -277,3 +280,8 @@ def until_the_pipe_closes() -> Iterator[None]:
         # What is still in the buffers has to go somewhere when the program ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit from None
+
+
+def unknown_heads(inspector: Inspector) -> list[str]:
+    """Return a note on why heads and lags are not known, or nothing if they are."""
+    return [f"heads and lags are not known: {inspector.failure}"] if inspector.failure else []

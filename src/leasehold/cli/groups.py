@@ -19,6 +19,7 @@ from leasehold.cli.common import (
     row_of,
     seconds_cell,
     shown_seconds,
+    unknown_heads,
 )
 from leasehold.cli.members import MEMBER_LAYOUTS, member_row
 from leasehold.cli.tables import (
@@ -94,11 +95,6 @@ def group_row(view: GroupView) -> dict[str, object]:
         "lag_events": view.lag_events,
         "fenced_writes": view.fenced_writes,
     }
-
-
-def unknown_heads(inspector: Inspector) -> list[str]:
-    """Return a note on why heads and lags are not known, or nothing if they are."""
-    return [f"heads and lags are not known: {inspector.failure}"] if inspector.failure else []
 
 
 _GROUP_LAYOUTS = (

@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING
 from leasehold.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from leasehold.insight.checkpoints import ResetPlan, plan_reset
     from leasehold.insight.groups import GroupView, group_view, group_views
-    from leasehold.insight.inspector import Inspector, open_inspector
+    from leasehold.insight.inspector import Inspector, LogPositions, Peek, open_inspector
     from leasehold.insight.members import MemberView
-    from leasehold.insight.partition_ends import LogPositions, Peek
-    from leasehold.insight.partitions import PartitionView
+    from leasehold.insight.partitions import PartitionView, ResetPlan, plan_reset
 
 __all__ = [
     "GroupView",
@@ -34,15 +32,15 @@ __all__ = [
 _HOMES = {
     "Inspector": "leasehold.insight.inspector",
     "GroupView": "leasehold.insight.groups",
-    "LogPositions": "leasehold.insight.partition_ends",
+    "LogPositions": "leasehold.insight.inspector",
     "MemberView": "leasehold.insight.members",
     "PartitionView": "leasehold.insight.partitions",
-    "Peek": "leasehold.insight.partition_ends",
-    "ResetPlan": "leasehold.insight.checkpoints",
+    "Peek": "leasehold.insight.inspector",
+    "ResetPlan": "leasehold.insight.partitions",
     "group_view": "leasehold.insight.groups",
     "group_views": "leasehold.insight.groups",
     "open_inspector": "leasehold.insight.inspector",
-    "plan_reset": "leasehold.insight.checkpoints",
+    "plan_reset": "leasehold.insight.partitions",
 }
 
 if not TYPE_CHECKING:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from leasehold.events.source import PartitionEnds
-    from leasehold.insight.partition_ends import EndsReader, Peek
+    from leasehold.insight.inspector import EndsReader, Peek
     from leasehold.model import Checkpoint
     from leasehold.ports import Store
 

@@ -21,7 +21,7 @@ from leasehold.insight import (
     plan_reset,
 )
 from leasehold.insight.groups import known_groups
-from leasehold.insight.partition_ends import RememberedEnds
+from leasehold.insight.inspector import RememberedEnds
 from leasehold.insight.partitions import Backlog, waiting
 from leasehold.log import Log, LogOptions, LogSource
 from leasehold.model import Checkpoint, HandOver, Position, State
