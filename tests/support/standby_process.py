@@ -28,7 +28,7 @@ from leasehold.clock import SystemClock
 from leasehold.errors import LeaseholdError
 from leasehold.runtime.stop_signals import SAME_S, stop_on_signals
 from leasehold.spark import DeltaSink, Fence, StandbyChanged, session
-from leasehold.spark.standby_query.standby import Standby, leave_immediately
+from leasehold.spark.standby_query import Standby, leave_immediately
 
 ROWS = 10
 CLOCK = SystemClock()

@@ -33,9 +33,10 @@ module             holds
 =================  ========================================================================
 ``sessions``       a session with the settings that matter, and a Java to run it on
 ``source``         the data source; ``schema``, ``reading``: events in Spark's format
-``pipeline``       ``engine``: the loop; ``owned_partitions``: the lease; ``takeover``:
-                   fence, then resume; ``planning``: what a batch reads; ``staging``: the
-                   user's function and its failures; ``committing``: the last step
+``pipeline``       ``engine``: the loop, and the takeover: fence, then resume;
+                   ``owned_partitions``: the lease; ``planning``: what a batch reads;
+                   ``staging``: the user's function and its failures; ``committing``: the
+                   last step
 ``sinks``          the contract (``port``), Delta, PostgreSQL, Parquet, log, a function
 ``log_writer``     publication of batches in the log, all or nothing
 ``standby_query``  standby drivers of a Structured Streaming query, and their fences
@@ -74,9 +75,9 @@ if TYPE_CHECKING:
     )
     from leasehold.spark.sinks.postgres.sink import PostgresSink
     from leasehold.spark.source import register
+    from leasehold.spark.standby_query import standby
     from leasehold.spark.standby_query.events import StandbyChanged
     from leasehold.spark.standby_query.fence import Fence
-    from leasehold.spark.standby_query.standby import standby
 
 __all__ = [
     "Batch",
@@ -133,7 +134,7 @@ _HOMES = {
     "read_delta": "leasehold.spark.sinks.delta.table_log",
     "register": "leasehold.spark.source",
     "session": "leasehold.spark.sessions",
-    "standby": "leasehold.spark.standby_query.standby",
+    "standby": "leasehold.spark.standby_query",
 }
 
 

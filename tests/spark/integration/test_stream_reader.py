@@ -17,7 +17,7 @@ from leasehold.events import PartitionEnds
 from leasehold.log.source import LogRanges
 from leasehold.spark.reading import close_stream
 from leasehold.spark.schema import EVENTS
-from leasehold.spark.source.data_source import LeaseholdSource
+from leasehold.spark.source import LeaseholdSource
 from leasehold.spark.source.options import parse
 from leasehold.spark.source.stream import EventStream, Offsets
 from leasehold.testing.clock import ManualClock

@@ -22,9 +22,9 @@ from leasehold.jobs import Outcome, Reservation, reserve, try_reserve
 from leasehold.names import job_key
 from leasehold.ports import Store
 from leasehold.spark import Fence, StandbyChanged
+from leasehold.spark.standby_query import Standby
 from leasehold.spark.standby_query.events import StandbyState
 from leasehold.spark.standby_query.location import canonical, job_name
-from leasehold.spark.standby_query.standby import Standby
 from leasehold.stores import open_store
 
 Function = Callable[[DataFrame, int, Fence], None]

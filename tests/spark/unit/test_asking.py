@@ -13,8 +13,8 @@ from collections.abc import Callable
 import pytest
 
 from leasehold.runtime.stop_signals import SAME_S, StopAsked, StopRequests, stop_on_signals
+from leasehold.spark import standby_query
 from leasehold.spark.pipeline import pipeline
-from leasehold.spark.standby_query import standby
 from leasehold.testing.clock import ManualClock
 
 LATER = [(0.0, []), (0.9, []), (1.0, [143]), (60.0, [143])]
@@ -37,11 +37,11 @@ def codes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Exit codes with which the process would have ended."""
     found: list[int] = []
     monkeypatch.setattr(os, "_exit", found.append)
-    monkeypatch.setattr(standby, "kill_java", lambda: None)
+    monkeypatch.setattr(standby_query, "kill_java", lambda: None)
     return found
 
 
-@pytest.mark.parametrize("again", [pipeline.leave_immediately, standby.leave_immediately])
+@pytest.mark.parametrize("again", [pipeline.leave_immediately, standby_query.leave_immediately])
 @pytest.mark.parametrize(("later_s", "left"), LATER)
 def test_a_driver_leaves_at_once_only_if_it_is_asked_later(
     codes: list[int], again: Callable[[int], None], later_s: float, left: list[int]

@@ -9,7 +9,7 @@ from pyspark.errors import StreamingQueryException
 
 from leasehold.errors import SinkUnfit, UsageError
 from leasehold.spark.reading import usage_error_in
-from leasehold.spark.standby_query.standby import Standby
+from leasehold.spark.standby_query import Standby
 
 TOLD = """[STREAM_FAILED] Query terminated with exception: Traceback (most recent call last):
   File "reader.py", line 1, in initialOffset
