@@ -23,7 +23,6 @@ SAME_MODULE = {
     "clock": "the machine's clock, and the one for tests",
     "connection": "one AMQP connection, from the client's end and from the server's",
     "credentials": "what one service of Azure lets in",
-    "dead_letters": "the contract, and the one that writes to the log",
     "delivery": "how events reach those who handle them",
     "disk": "the seam to the file system, and the disks for tests behind it",
     "events": "what happened in one runner, for its hooks",
@@ -50,7 +49,6 @@ SAME_MODULE = {
     "steps": "what each call does, inside one transaction of one database",
     "store": "one store",
     "tables": "tables on a terminal; tables of the audit",
-    "verify": "checks files, a log",
     "worker": "the worker; its command; a process that races in the contract suite",
 }
 # Classes of the same name: why they have it.
