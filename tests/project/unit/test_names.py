@@ -49,6 +49,7 @@ SAME_MODULE = {
     "steps": "what each call does, inside one transaction of one database",
     "store": "one store",
     "tables": "tables on a terminal; tables of the audit",
+    "threads": "calls from threads into an event loop; threads in simulated time",
     "worker": "the worker; its command; a process that races in the contract suite",
 }
 # Classes of the same name: why they have it.
