@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import random
 import secrets
 import socket
@@ -28,6 +29,45 @@ _BOOTTIME = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _SUFFIX_BYTES = 4
 _TOKEN_BYTES = 16
+
+
+_NAMESPACES, _OFFSETS = Path("/proc/self/ns"), Path("/proc/self/timens_offsets")
+
+
+def boottime_offset_s(offsets: str) -> float:
+    """Return by how much the boot clock of a time namespace is ahead of the machine's.
+
+    ``offsets`` is the text of ``/proc/self/timens_offsets``.
+    """
+    for line in offsets.splitlines():
+        name, *numbers = line.split()
+        if name == "boottime":
+            seconds, nanoseconds = map(int, numbers)
+            return seconds + nanoseconds / 1e9
+    return 0.0
+
+
+def _read_offset_s() -> float:
+    """Return the offset of this process; 0 where the kernel does not know time namespaces."""
+    try:
+        # The offsets are those of children. A process that has unshared the namespace for its
+        # children, and not entered it, cannot read its own: it keeps what it has read before.
+        own, of_children = (_NAMESPACES / each for each in ("time", "time_for_children"))
+        if own.readlink() != of_children.readlink():
+            return _boottime_offset_s
+        return boottime_offset_s(_OFFSETS.read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return 0.0
+
+
+def _read_offset_again() -> None:
+    global _boottime_offset_s  # noqa: PLW0603 - of the process: a child may be in another namespace
+    _boottime_offset_s = _read_offset_s()
+
+
+_boottime_offset_s = 0.0
+_read_offset_again()
+os.register_at_fork(after_in_child=_read_offset_again)
 
 
 class Clock(Protocol):
@@ -73,8 +113,8 @@ class SystemClock:
     slice_s = 0.25
 
     def boottime_s(self) -> float:
-        """Return CLOCK_BOOTTIME."""
-        return time.clock_gettime(_BOOTTIME)
+        """Return CLOCK_BOOTTIME, the same in every time namespace of the machine."""
+        return time.clock_gettime(_BOOTTIME) - _boottime_offset_s
 
     def utc_now(self) -> datetime:
         """Return the machine's wall clock in UTC."""
@@ -100,6 +140,8 @@ class SystemClock:
 
 def boot_id() -> str:
     """Name this start of this machine; leases from another boot have ended.
+
+    It is the same in every namespace: ``SystemClock.boottime_s`` is too.
 
     Raises:
         OSError: the machine has no boot id (not Linux).

@@ -88,6 +88,11 @@ def partition_key(stream: str, group: str, partition_id: str) -> str:
     return check_key(f"{partition_group(stream, group)}/{partition}")
 
 
+def stream_directory(stream: str) -> str:
+    """Return the directory of all segments of a stream of the log, quoted as in a key."""
+    return f"/{_quoted(stream)}"
+
+
 def job_key(name: str) -> str:
     """Return the key of a job.
 

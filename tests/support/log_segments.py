@@ -103,7 +103,7 @@ class Owner:
             data = self.files.read(status.path).read()
             segment = Segment(data) if len(data) >= 64 else None
             if segment is None or segment.next_sequence == segment.header.base_sequence:
-                self.files.delete(status.path)
+                self.files.delete(status.path, by_log=True)
                 self.take_over()
                 return
             self.next_sequence = segment.next_sequence

@@ -249,12 +249,13 @@ def rm(
     """Remove a file, or a directory with all below it.
 
     Without --execute it only says what it would remove. A writer of such a file is refused from
-    then on. Streams have their own command: leasehold log rm.
+    then on. Files of a stream are refused: leasehold log rm and leasehold log trim remove them.
     """
     with _opened(store) as files, until_the_pipe_closes():
         found = list(_every(files, path))
         if not found:
             raise UnknownFile(f"there is no file at or below {path}: see `leasehold files ls`")
+        files.check_no_stream(path)
         if not recursive and (len(found) > 1 or found[0].path != path):
             raise FileExists(
                 f"{path} is a directory with {counted(len(found), 'file')}: add --recursive to "

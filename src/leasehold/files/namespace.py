@@ -570,23 +570,34 @@ class Namespace:
         Raises:
             UnknownFile: there is no such file or directory.
             FileExists: the target is taken.
+            UsageError: it is a path of a stream of the log.
         """
         renamed = self._journal.rename(source, target, overwrite=overwrite)
         if overwrite:
             monitor.sweep(self._context)  # so that the writer of the replaced file is refused
         return renamed
 
-    def delete(self, path: str, *, recursive: bool = False) -> int:
+    def delete(self, path: str, *, recursive: bool = False, by_log: bool = False) -> int:
         """Delete a file, or with ``recursive`` a directory; return how many files: 0 if none.
 
-        A writer of such a file is refused at its next flush.
+        A writer of such a file is refused at its next flush. ``by_log``: the log itself deletes
+        segments of its own.
 
         Raises:
             FileExists: it is a directory, and ``recursive`` was not given.
+            UsageError: it has segments of a stream of the log; nothing was deleted.
         """
-        deleted = self._journal.delete(path, recursive=recursive)
+        deleted = self._journal.delete(path, recursive=recursive, by_log=by_log)
         monitor.sweep(self._context)
         return deleted
+
+    def check_no_stream(self, path: str) -> None:
+        """Return if nothing at or below the path belongs to a stream of the log.
+
+        Raises:
+            UsageError: ``delete`` would refuse it.
+        """
+        self._journal.check_no_stream(path)
 
     # ------------------------------------------------------------ volumes
 

@@ -42,10 +42,9 @@ from leasehold.log.streams import (
     StreamInfo,
     StreamSettings,
     partition_directory,
-    stream_directory,
     writer_of,
 )
-from leasehold.names import seconds_of
+from leasehold.names import seconds_of, stream_directory
 from leasehold.runtime.process_check import ProcessCheck
 
 if TYPE_CHECKING:
@@ -242,7 +241,7 @@ class Log:
         for router in routers:
             router.close()
         with suppress(UnknownFile):
-            return self.files.delete(stream_directory(stream), recursive=True)
+            return self.files.delete(stream_directory(stream), recursive=True, by_log=True)
         return 0
 
     # -------------------------------------------------- writing and reading

@@ -269,7 +269,7 @@ def _close_earlier(files: Namespace, earlier: Sequence[FileStatus]) -> None:
             with suppress(UnknownFile):
                 status = files.recover(each.path, timeout=_RECOVERY_LIMIT)
                 if not status.length:
-                    files.delete(each.path)
+                    files.delete(each.path, by_log=True)
 
 
 def _discard_without_events(files: Namespace, status: FileStatus) -> None:

@@ -101,7 +101,7 @@ def trim(
         for part in parts:
             for path in part.segments:
                 with suppress(UnknownFile):  # another trim was faster
-                    files.delete(path)
+                    files.delete(path, by_log=True)
     return TrimPlan(stream=stream.name, partitions=tuple(parts), done=execute)
 
 

@@ -25,7 +25,7 @@ from leasehold.log.log import Log
 from leasehold.log.options import LogOptions
 from leasehold.log.receiver import LogReceiver, shielded
 from leasehold.log.stream_watcher import StreamWatcher, Wakeup
-from leasehold.log.streams import stream_directory
+from leasehold.names import stream_directory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

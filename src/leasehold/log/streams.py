@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from leasehold.errors import InvalidOptions, ReaderDisplaced, UnknownStream, UsageError
 from leasehold.files.model import FileState
-from leasehold.names import check_name, group_of, last_part, partition_group
+from leasehold.names import check_name, group_of, last_part, partition_group, stream_directory
 from leasehold.stores.blocking import named_queries, open_blocking
 
 if TYPE_CHECKING:
@@ -195,12 +195,6 @@ class StreamInfo:
                 "numbers from 0 on"
             )
         return number
-
-
-def stream_directory(stream: str) -> str:
-    """Return the directory of all segments of a stream."""
-    quoted = partition_group(stream, "-").split("/")[1]  # quoted as it is in a key
-    return f"/{quoted}"
 
 
 def partition_directory(stream: str, partition: int) -> str:

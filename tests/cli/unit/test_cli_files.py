@@ -351,6 +351,28 @@ def test_rm_says_what_it_would_remove_and_removes_it_when_told(
     assert not files.list("/")
 
 
+@pytest.mark.parametrize("path", ["/", "/orders", "/orders/0", "segment"])
+def test_rm_refuses_the_files_of_a_stream_and_says_what_to_do(
+    leasehold: CommandLine, files: Namespace, path: str
+) -> None:
+    written(files, "/orders2/0/00000000000000000000.seg", b"not of a stream")
+    with Log.open(files.url) as log:
+        log.create("orders", partitions=1)
+        with log.producer("orders") as producer:
+            producer.send(Event(body=b"x")).result()
+        (segment,) = [each.path for each in log.files.list("/orders")]
+        path = segment if path == "segment" else path
+        for words in (("--recursive",), ("--recursive", "--execute")):
+            done = leasehold("files", "rm", path, *words)
+            assert (done.code, done.out) == (2, "")
+            assert "`leasehold log trim orders`" in done.err
+            assert "`leasehold log rm orders`" in done.err
+        assert log.info("orders").parts[0].events == 1
+    assert leasehold("files", "rm", "/orders2", "--recursive", "--execute").code == 0
+    assert leasehold("log", "rm", "orders", "--execute").code == 0
+    assert leasehold("files", "rm", "/", "--recursive", "--execute").code == 3  # nothing is left
+
+
 def test_rm_of_a_directory_has_to_be_told_so(leasehold: CommandLine, files: Namespace) -> None:
     written(files, "/a/1", b"1")
     done = leasehold("files", "rm", "/a", "--execute")

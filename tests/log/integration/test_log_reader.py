@@ -125,7 +125,7 @@ def test_a_closed_segment_without_events_does_not_stop_a_reader(env: StreamEnv, 
         first.writer = env.files.append(path)
         first.begin()
     else:
-        env.files.delete(path)
+        env.files.delete(path, by_log=True)
     first.many(2)
 
     assert reader.lag() == 2
@@ -141,7 +141,7 @@ def test_an_open_segment_of_somebody_who_was_too_late_does_not_hide_that_events_
         owner.many(2)
         owner.roll()
     for status in env.files.list("/")[:2]:
-        env.files.delete(status.path)
+        env.files.delete(status.path, by_log=True)
     env.files.create(segment_path("orders", 0, 2), block_bytes=1 << 20)
 
     for start in (Start.earliest(), Start.sequence(3)):
@@ -182,7 +182,7 @@ def test_batches_outlive_their_segment_and_their_reader(env: StreamEnv) -> None:
     assert batch is not None
 
     reader.close()
-    env.files.delete(env.files.list("/")[0].path)
+    env.files.delete(env.files.list("/")[0].path, by_log=True)
 
     assert [number_in(event) for event in batch] == list(range(50))
 
@@ -388,7 +388,7 @@ def test_a_missing_segment_is_said_and_not_skipped(env: StreamEnv) -> None:
     for _ in range(3):
         owner.many(2)
         owner.roll()
-    env.files.delete(env.files.list("/")[1].path)
+    env.files.delete(env.files.list("/")[1].path, by_log=True)
     reader = env.reader()
     reader.read()
 
@@ -413,7 +413,7 @@ def test_the_reader_of_a_deleted_stream_is_told(env: StreamEnv) -> None:
     reader = env.reader()
     assert all_of(reader) == [0, 1]
 
-    env.files.delete("/orders", recursive=True)
+    env.files.delete("/orders", recursive=True, by_log=True)
     env.catalog.delete("orders")
 
     with pytest.raises(UnknownStream, match="no stream 'orders'"):

@@ -9,7 +9,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from leasehold.errors import PositionLost, UnknownStream
+from leasehold.errors import PositionLost, UnknownStream, UsageError
 from leasehold.events import Event, Start
 from leasehold.log import Log, LogSource
 from leasehold.log.source import LogRanges
@@ -154,3 +154,30 @@ async def test_a_group_of_the_old_stream_skips_nothing_of_the_new_one(here: Log)
     with pytest.raises(PositionLost, match="the stream was deleted and recreated"):
         await worked(until=4)
     assert await worked(until=9, reset=True) == list(range(9))
+
+
+def test_the_files_of_a_stream_are_only_removed_by_the_log(here: Log) -> None:
+    """Neither deleted, nor renamed, nor overwritten, and no other file takes such a name."""
+    here.create("or/ders", partitions=1)  # quoted in its directory
+    with here.producer("or/ders") as producer:
+        producer.send(Event(body=b"x")).result(SOON_S)
+    (segment,) = [each.path for each in here.files.list("/")]
+    directory = segment.rpartition("/0/")[0]
+    with here.files.create("/other"):
+        pass
+    before = here.files.list("/")
+    for refused in (
+        lambda: here.files.delete(segment),
+        lambda: here.files.delete(directory, recursive=True),
+        lambda: here.files.delete("/", recursive=True),
+        lambda: here.files.rename(directory, "/moved"),
+        lambda: here.files.rename(segment, "/moved"),
+        lambda: here.files.rename("/other", f"{directory}/0/{5:020d}.seg"),
+        lambda: here.files.create(segment, overwrite=True),
+    ):
+        with pytest.raises(UsageError, match="only the log removes"):
+            refused()
+    assert [each.path for each in here.files.list("/")] == [each.path for each in before]
+    here.delete("or/ders")
+    assert [each.path for each in here.files.list("/")] == ["/other"]
+    assert here.files.delete("/", recursive=True) == 1

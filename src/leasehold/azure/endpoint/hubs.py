@@ -26,7 +26,7 @@ from leasehold.events.start import Start
 from leasehold.log.options import ProducerOptions
 from leasehold.log.receiver import LogReceiver, shielded
 from leasehold.log.stream_watcher import StreamWatcher, Wakeup
-from leasehold.log.streams import stream_directory
+from leasehold.names import stream_directory
 
 if TYPE_CHECKING:
     import random

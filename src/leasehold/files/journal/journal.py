@@ -427,12 +427,17 @@ class Journal:
             "rename", lambda work: steps.rename(work, origin, goal, overwrite=overwrite)
         )
 
-    def delete(self, path: str, *, recursive: bool = False) -> int:
+    def delete(self, path: str, *, recursive: bool = False, by_log: bool = False) -> int:
         """Delete a file, open or not, or a directory; return how many files were deleted."""
         checked = check_directory(path)
         return self._group.run(
-            "delete", lambda work: steps.delete(work, checked, recursive=recursive)
+            "delete", lambda work: steps.delete(work, checked, recursive=recursive, by_log=by_log)
         )
+
+    def check_no_stream(self, path: str) -> None:
+        """Return if nothing at or below the path belongs to a stream of the log."""
+        checked = check_directory(path)
+        self._read(lambda work: steps.check_no_stream(work, checked))
 
     # ------------------------------------------------------------- trash
 

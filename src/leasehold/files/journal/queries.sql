@@ -183,6 +183,10 @@ WHERE state <> 'closed' AND id > :after_id AND path >= :low AND path < :high AND
 ORDER BY id
 LIMIT :limit;
 
+-- name: streams
+-- The streams of the log: their segments are only removed by the log itself.
+SELECT name FROM log_stream;
+
 -- name: files_count
 SELECT count(*) FROM fs_file WHERE path >= :low AND path < :high;
 

@@ -32,6 +32,7 @@ from leasehold.files.model import (
     VolumeMark,
     WriteTicket,
 )
+from leasehold.names import stream_directory
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -261,9 +262,30 @@ def remove_one(work: JournalWork, row: FileRow, *, by: str) -> None:
         work.drop_idle(row.holder)
 
 
-def delete(work: JournalWork, path: str, *, recursive: bool) -> int:
+def check_no_stream(work: JournalWork, path: str) -> None:
+    """Return if nothing at or below the path belongs to a stream of the log.
+
+    Without its segments a stream would begin at number 0 again, and readers would skip events.
+    """
+    bare = path.removesuffix("/")
+    for (stream,) in work.tx.all("streams"):
+        directory = stream_directory(stream)
+        if f"{bare}/".startswith(f"{directory}/") or f"{directory}/".startswith(f"{bare}/"):
+            low, high = model.below(directory)
+            (count,) = work.tx.one("files_count", low=low, high=high) or (0,)
+            if count:
+                raise UsageError(
+                    f"{path} has files of the stream {stream!r} of the log, which only the "
+                    f"log removes: use `leasehold log trim {stream}` for its oldest events, or "
+                    f"`leasehold log rm {stream}` for all of the stream. Nothing was changed"
+                )
+
+
+def delete(work: JournalWork, path: str, *, recursive: bool, by_log: bool = False) -> int:
     """Delete a file or a directory; return how many files were deleted, 0 if repeated."""
     entry = path_entry(work, path)
+    if not by_log and (entry.row is not None or entry.below is not None):
+        check_no_stream(work, path)
     if entry.row is not None:
         remove_one(work, entry.row, by="")
         return 1
@@ -290,6 +312,8 @@ def rename(work: JournalWork, source: str, target: str, *, overwrite: bool) -> i
         if count:
             return count
         raise rows.unknown(source)
+    for path in (source, target):
+        check_no_stream(work, path)
     # A file cannot be above its own target: that was refused before.
     entry.check_free()
     if entry.row is not None and (not overwrite or origin.row is None):
@@ -510,6 +534,8 @@ def create(work: JournalWork, open_request: OpenRequest) -> OpenedFile:
         if not open_request.overwrite:
             _check_closed(work, row, open_request.holder)
             raise rows.exists(open_request.path)
+    if row is not None:
+        check_no_stream(work, row.path)
     work.refuse_newer(open_request.mark)
     work.enlist(open_request.holder)
     if row is not None:

@@ -53,7 +53,7 @@ from leasehold.log.options import LogOptions
 from leasehold.log.owner_link import OwnerClient
 from leasehold.log.producer_batch import ProducerBatch
 from leasehold.log.segment_format import ProducerStamp
-from leasehold.log.streams import stream_directory
+from leasehold.names import stream_directory
 from leasehold.spark.log_writer.publication_ledger import PublicationLedger
 from leasehold.spark.log_writer.staged_rows import StagingPlan, size_and_checksum, staged_batches
 
