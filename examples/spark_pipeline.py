@@ -3,13 +3,15 @@
     python examples/spark_pipeline.py flights.csv
     python examples/spark_pipeline.py flights.csv
 
-CSV, Parquet or JSON lines. Each row of the file becomes an event of a stream, and each event a row
-of a Delta table beside the store: once, whatever is killed. The programs share the partitions, and
-end when everything is in the table.
+CSV, Parquet or JSON lines. Characters that Delta refuses in names of columns become `_`. Each row
+of the file becomes an event of a stream, and each event a row of a Delta table beside the store:
+once, whatever is killed. The programs share the partitions, and end when everything is in the
+table.
 """
 
 import hashlib
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -30,23 +32,39 @@ READERS = {
     ".parquet": parquet.read_table,
     ".jsonl": json_lines.read_json,
 }
-AT_ONCE = 1000
+PARTITIONS = 8
+MAX_BATCH_ROWS = 1000
+NOT_IN_NAMES = re.compile(r"[ ,;{}()\n\t=]+")
 
 
 def table_in(file: Path) -> pa.Table:
     try:
-        return READERS[file.suffix](file)
+        return with_usable_columns(READERS[file.suffix.lower()](file))
     except (pa.ArrowException, OSError) as error:
         sys.exit(f"error: {file} can not be read: {str(error).splitlines()[0]}")
+
+
+def with_usable_columns(table: pa.Table) -> pa.Table:
+    """Return it with names that Delta takes, no two alike, and text for columns without values."""
+    names: list[str] = []
+    for name in table.schema.names:
+        base = NOT_IN_NAMES.sub("_", name.strip()) or "column"
+        taken = {each.lower() for each in (*names, "partition", "sequence_number")}
+        numbered = (f"{base}_{number}" for number in range(2, len(taken) + 3))
+        names.append(next(each for each in (base, *numbered) if each.lower() not in taken))
+    kinds = [pa.string() if pa.types.is_null(each) else each for each in table.schema.types]
+    return table.rename_columns(names).cast(pa.schema(zip(names, kinds, strict=True)))
 
 
 def send(table: pa.Table, file: Path, url: str, place: Path) -> None:
     """By a producer whose id is the file's: what it sends again is not stored again."""
     name = hashlib.sha256(file.read_bytes()).digest()[:16]
     with Log.open(url, volumes=[place / "events"]) as log:
-        log.create(file.stem, partitions=8)
+        log.create(file.stem, partitions=PARTITIONS)
         with log.producer(file.stem, ProducerOptions(producer_id=name)) as producer:
-            for batch in table.to_batches(max_chunksize=AT_ONCE):
+            # A batch goes to one partition: a small file is sent in at least one for each.
+            rows_each = min(MAX_BATCH_ROWS, -(-table.num_rows // PARTITIONS))
+            for batch in table.to_batches(max_chunksize=rows_each):
                 rows = [json.dumps(row, default=str).encode() for row in batch.to_pylist()]
                 producer.send([Event(body=row) for row in rows])
 
@@ -60,6 +78,9 @@ def place_of(url: str) -> Path:
 def main(file: Path, url: str) -> None:
     place = place_of(url)
     table = table_in(file)
+    if not table.num_rows:
+        print(f"{file} has no rows: nothing was sent")
+        return
     send(table, file, url, place)
     columns = from_arrow_schema(table.schema)
 
@@ -87,7 +108,7 @@ def main(file: Path, url: str) -> None:
 
 if __name__ == "__main__":
     file, url = [*map(Path, sys.argv[1:2]), Path()][0], [*sys.argv[2:], "sqlite:///leases.db"][0]
-    if file.suffix not in READERS:
+    if file.suffix.lower() not in READERS:
         sys.exit("usage: spark_pipeline.py FILE.csv|FILE.parquet|FILE.jsonl [sqlite:///leases.db]")
     if not file.is_file():
         sys.exit(f"error: there is no file {file}")

@@ -224,6 +224,10 @@ def append(
             metavar="FIELD",
         ),
     ] = None,
+    strings: Annotated[
+        bool,
+        typer.Option("--strings", help="Keep numbers and booleans of a CSV as text.", metavar=""),
+    ] = False,
     partition: Annotated[
         int | None,
         typer.Option(help="Where to; else by key, or batch by batch in turn.", min=0, metavar="N"),
@@ -237,7 +241,7 @@ def append(
     """Append events, and say how many went to which partition. What is counted is durable."""
     from leasehold.cli.log_input import tables  # noqa: PLC0415 - Arrow takes its time
 
-    fields, sent = Fields(key=key, body=body), Sent()
+    fields, sent = Fields(key=key, body=body, strings=strings), Sent()
     with (
         _source(source) as (data, total),
         opened(store) as log,

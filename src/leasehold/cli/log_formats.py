@@ -36,10 +36,14 @@ _BY_SUFFIX = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fields:
-    """Which field of a record is the key, and which the body; none: the whole record."""
+    """Which field of a record is the key, and which the body; none: the whole record.
+
+    ``strings``: the values of a CSV stay text.
+    """
 
     key: str | None = None
     body: str | None = None
+    strings: bool = False
 
 
 def format_of(path: Path | None) -> Format:

@@ -1,6 +1,8 @@
 """Read events from lines, JSON lines, CSV or Parquet as Arrow tables, one batch at a time.
 
 What a pipe offers is passed on at once: a slow source does not wait for a full batch.
+A value of a CSV that is written as JSON writes a number or a boolean is one in the event, digit for
+digit; every other value is text. Each value is judged by itself, so a pipe needs no second pass.
 A record that cannot be an event is refused with its number; the records before it are kept.
 """
 
@@ -9,6 +11,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain, islice
 from typing import BinaryIO
@@ -21,6 +24,8 @@ from leasehold.errors import UsageError
 _CHUNK_BYTES = 1 << 20
 _LONGEST_SHOWN = 60
 _OURS = {"key", "body", "properties"}
+_JSON_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,17})(?:\.[0-9]+)?(?:[eE][+-]?[0-9]{1,2})?")
+_JSON_BOOLEANS = frozenset(("true", "false"))
 _MAP = pa.map_(pa.utf8(), pa.utf8())
 # Its number in the source, its bytes where they are kept as they are, and its fields.
 _Numbered = tuple[int, bytes | None, Mapping[str, object]]
@@ -30,6 +35,8 @@ def tables(
     source: BinaryIO, form: Format, fields: Fields, *, batch: int, read: Callable[[int], None]
 ) -> Iterator[pa.Table]:
     """The events of ``source``, at most ``batch`` in a table; ``read`` hears of the bytes."""
+    if fields.strings and form is not Format.CSV:
+        raise UsageError(f"--strings is for CSV, and this is {form.value}: leave it out")
     if form is Format.LINES:
         if fields.key or fields.body:
             raise UsageError("lines have no fields for --key or --body: add --format jsonl or csv")
@@ -81,12 +88,15 @@ def _parsed(lines: list[bytes], first: int) -> Iterator[_Numbered]:
 def _csv(
     source: BinaryIO, fields: Fields, batch: int, read: Callable[[int], None]
 ) -> Iterator[pa.Table]:
-    records = _csv_records(source, read)
+    records = _csv_records(source, read, typed=fields.body is None and not fields.strings)
     for first in records:
         yield from _tables(chain([first], islice(records, batch - 1)), fields, "row")
 
 
-def _csv_records(source: BinaryIO, read: Callable[[int], None]) -> Iterator[_Numbered]:
+def _csv_records(
+    source: BinaryIO, read: Callable[[int], None], *, typed: bool
+) -> Iterator[_Numbered]:
+    """Yield the rows; ``typed``: with a body in which numbers and booleans are no text."""
     rows = csv.DictReader(_csv_lines(source, read), strict=True)
     number = 1  # the first row names the fields
     try:
@@ -96,9 +106,20 @@ def _csv_records(source: BinaryIO, read: Callable[[int], None]) -> Iterator[_Num
                     f"row {number} of the CSV does not have the {len(rows.fieldnames or ())} "
                     "fields that its first row names"
                 )
-            yield number, None, row
+            yield number, _typed_body(row) if typed else None, row
     except (csv.Error, UnicodeDecodeError) as error:
         raise UsageError(f"the CSV can not be read after row {number}: {error}") from error
+
+
+def _typed_body(row: Mapping[str, str]) -> bytes:
+    pairs = (f"{_dumped(name)}:{_typed(value)}" for name, value in row.items())
+    return f"{{{','.join(pairs)}}}".encode()
+
+
+def _typed(value: str) -> str:
+    if value in _JSON_BOOLEANS or _JSON_NUMBER.fullmatch(value):
+        return value
+    return _dumped(value)
 
 
 def _csv_lines(source: BinaryIO, read: Callable[[int], None]) -> Iterator[str]:
@@ -123,7 +144,8 @@ def _parquet(
         done = number = 0
         for rows in parquet.iter_batches(batch_size=batch):
             if (
-                fields == Fields()
+                fields.key is None
+                and fields.body is None
                 and "body" in rows.schema.names
                 and set(rows.schema.names) <= _OURS
             ):

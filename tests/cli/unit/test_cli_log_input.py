@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 from pathlib import Path
 from typing import Any, cast
@@ -17,7 +18,7 @@ from leasehold.errors import UsageError
 from leasehold.events.event import sent_batch
 
 
-def events(data: bytes, form: Format, batch: int = 100, **fields: str) -> list[dict[str, Any]]:
+def events(data: bytes, form: Format, batch: int = 100, **fields: Any) -> list[dict[str, Any]]:
     """What would be stored: every table must be one that can be sent."""
     found: list[dict[str, Any]] = []
     for table in tables(io.BytesIO(data), form, Fields(**fields), batch=batch, read=lambda _: None):
@@ -119,7 +120,7 @@ def test_a_line_that_is_no_event_is_refused_with_its_number(data: bytes, words: 
         events(data, Format.JSONL, key="user")
 
 
-def before_the_refusal(data: bytes, form: Format, words: str, **fields: str) -> int:
+def before_the_refusal(data: bytes, form: Format, words: str, **fields: Any) -> int:
     """How many events were handed on before a record was refused."""
     found = tables(io.BytesIO(data), form, Fields(**fields), batch=100, read=lambda _: None)
     counts: list[int] = []
@@ -158,6 +159,46 @@ def test_a_csv_row_is_a_json_object_or_body_and_properties() -> None:
     parts = events(data, Format.CSV, body="note", batch=1)
     assert bodies(parts) == [b"two\nlines", b""]
     assert parts[0]["properties"] == [("user", "ann")]
+
+
+@pytest.mark.parametrize(
+    ("value", "json_text"),
+    [
+        ("7", "7"),
+        ("-12.50", "-12.50"),
+        ("1e-3", "1e-3"),
+        ("999999999999999999", "999999999999999999"),
+        ("true", "true"),
+        ("0", "0"),
+        ("007", '"007"'),
+        ("+49", '"+49"'),
+        ("1,5", '"1,5"'),
+        (" 7", '" 7"'),
+        ("9999999999999999999", '"9999999999999999999"'),
+        ("NaN", '"NaN"'),
+        ("True", '"True"'),
+        ("1_000", '"1_000"'),
+        ("1e999", '"1e999"'),
+        ("\u0661", '"\u0661"'),
+        ("", '""'),
+    ],
+)
+def test_numbers_and_booleans_of_a_csv_are_such_unless_strings_are_asked_for(
+    value: str, json_text: str
+) -> None:
+    data = f'user,n\nann,"{value}"\n'.encode()
+    (body,) = bodies(events(data, Format.CSV, key="user"))
+    assert body.decode() == f'{{"user":"ann","n":{json_text}}}'
+    json.loads(body)
+    (text,) = bodies(events(data, Format.CSV, strings=True))
+    assert json.loads(text) == {"user": "ann", "n": value}
+    (alone,) = bodies(events(data, Format.CSV, body="n"))
+    assert alone.decode() == value
+
+
+def test_strings_are_for_csv() -> None:
+    with pytest.raises(UsageError, match="--strings is for CSV, and this is jsonl"):
+        events(b"{}", Format.JSONL, strings=True)
 
 
 @pytest.mark.parametrize(

@@ -43,3 +43,22 @@ def test_files_go_beside_a_sqlite_store_and_else_where_the_program_runs(
     assert place_of("sqlite:///leases.db") == Path()
     assert place_of("sqlite:////data/leases.db") == Path("/data")
     assert place_of("postgresql://ann@db/leases") == tmp_path
+
+
+def test_columns_of_ordinary_files_become_columns_that_delta_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    example = runpy.run_path(str(EXAMPLES / "spark_pipeline.py"))
+    file = tmp_path / "My Orders.CSV"
+    file.write_text("Order ID,order id,Partition,a;b=(c),empty,\n1,2,3,4,,5\n", encoding="utf-8")
+    table = example["table_in"](file)
+    assert table.schema.names == [
+        "Order_ID", "order_id_2", "Partition_2", "a_b_c_", "empty", "column",
+    ]  # fmt: skip
+    assert str(table.schema.field("empty").type) == "string"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["spark_pipeline.py", "only_names.csv"])
+    (tmp_path / "only_names.csv").write_text("a,b\n", encoding="utf-8")
+    runpy.run_path(str(EXAMPLES / "spark_pipeline.py"), run_name="__main__")
+    assert capsys.readouterr().out == "only_names.csv has no rows: nothing was sent\n"
+    assert not (tmp_path / "leases.db").exists()
