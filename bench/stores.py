@@ -15,7 +15,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 import anyio
-from bench import databases
+from bench import databases, write_ahead
 from bench.holder import Holder, renewals
 from bench.peer import NAME, peer_group
 from bench.report import Bar, Job, Part, Row, cost, exactly, main, rate
@@ -54,16 +54,32 @@ STORES: Mapping[str, tuple[Callable[[], AbstractContextManager[Place]], int]] = 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """``many``: what the rich holder owns. ``batch``: keys per claim and checkpoint."""
+    """``many``: what the rich holder owns. ``batch``: keys per claim and checkpoint.
+
+    ``writers``: the group whose checkpoints are weighed in bytes of write-ahead log.
+    """
 
     many: int
     batch: int
     batches: int
     rounds: int
+    writers: write_ahead.Group
 
 
-FULL = Sizes(many=10_000, batch=1_000, batches=15, rounds=201)
-SMALL = Sizes(many=20, batch=5, batches=1, rounds=3)
+FULL = Sizes(
+    many=10_000,
+    batch=1_000,
+    batches=15,
+    rounds=201,
+    writers=write_ahead.Group(members=1_000, keys=20, rounds=5),
+)
+SMALL = Sizes(
+    many=20,
+    batch=5,
+    batches=1,
+    rounds=3,
+    writers=write_ahead.Group(members=2, keys=20, rounds=1),
+)
 
 
 async def of_store(name: str, place: Place, sizes: Sizes, block: int) -> list[Row]:
@@ -171,6 +187,11 @@ def jobs(sizes: Sizes, stores: Sequence[str] = tuple(STORES)) -> list[Job]:
     return [
         Job(what="calls", run=partial(calls, sizes.many)),
         *(Job(what=name, run=partial(_measured, name, sizes)) for name in stores),
+        *(
+            Job(what="write-ahead log", run=partial(write_ahead.rows, sizes.writers))
+            for name in stores
+            if name == "postgres"
+        ),
     ]
 
 

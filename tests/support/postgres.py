@@ -38,8 +38,8 @@ _LEAVE_ALL = (
 # Small tables are emptied with much less work than it takes to truncate them.
 _EMPTY = (
     "delete from leasehold.lease; delete from leasehold.resource; delete from leasehold.term; "
-    "delete from leasehold.checkpoint; delete from leasehold.fenced; "
-    "delete from leasehold.guest; delete from leasehold.long_name"
+    "delete from leasehold.checkpoint; delete from leasehold.checkpoint_page; "
+    "delete from leasehold.fenced; delete from leasehold.guest; delete from leasehold.long_name"
 )
 _CLOCK = "select pg_get_functiondef('leasehold.store_clock_1'::regproc)"
 _TEST_CLOCK = (

@@ -66,6 +66,13 @@ select known, shown from leasehold.break_1(
 );
 
 -- name: checkpoint
+select places, refusals from leasehold.checkpoint_2(
+    %(keys)s::text[], %(epochs)s::bigint[], %(holders)s::text[], %(tokens)s::text[],
+    %(sequences)s::bigint[], %(offsets)s::text[]
+);
+
+-- name: checkpoint_in_block
+-- In a transaction of a caller: does not wait for others of the same holder.
 select places, refusals from leasehold.checkpoint_1(
     %(keys)s::text[], %(epochs)s::bigint[], %(holders)s::text[], %(tokens)s::text[],
     %(sequences)s::bigint[], %(offsets)s::text[]

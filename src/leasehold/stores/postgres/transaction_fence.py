@@ -198,7 +198,7 @@ class TransactionFence:
     def _written(self) -> Steps[Refusal | None]:
         write = self._pending_write()
         _, refusals = yield Statement(
-            migrations.queries()["checkpoint"],
+            migrations.queries()["checkpoint_in_block"],
             {
                 **to_columns([write.ownership]),
                 "sequences": [write.position.sequence_number],

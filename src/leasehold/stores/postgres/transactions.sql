@@ -1,5 +1,5 @@
 -- What stands around the caller's own statements in a transaction; the check itself is the query
--- "checkpoint" of the store.
+-- "checkpoint_in_block" of the store.
 
 -- name: began
 -- Gone with the transaction it was set in: whoever ends that by a statement is found out. Takes no
@@ -25,7 +25,9 @@ select pg_advisory_xact_lock(hashtextextended('leasehold.block ' || %(key)s::tex
 
 -- name: reached
 -- A statement of its own, after the lock was had: it has to see what was committed meanwhile.
-select sequence_number from leasehold.checkpoint where key = %(key)s;
+select coalesce(p.bases[3 * c.place + 1] + p.steps[3 * c.place + 1], c.sequence_number)
+from leasehold.checkpoint as c left join leasehold.checkpoint_page as p on p.id = c.page
+where c.key = %(key)s;
 
 -- name: unchanged
 -- Under a snapshot the check has judged what was. This fails if the key's row is another by now.
