@@ -5,30 +5,39 @@ from __future__ import annotations
 import re
 
 import pytest
+from tests.processor.simulation.option_mutants import OPTION_MUTANTS
 from tests.processor.simulation.pump_mutants import MUTANTS, PumpMutant
 
 from leasehold.testing.sim.checks import InvariantBroken
 from leasehold.testing.sim.pump_run import run_pump_faults
 
+ALL_MUTANTS = MUTANTS + OPTION_MUTANTS
 MAX_SEEDS = 150
 # Seeds that are known to find a bug that few find, or find as what they are: they are tried first.
 KNOWN_SEEDS = {
     "unfenced checkpoints": 64,
+    "a late copy goes back": 54,
     "ends with its receiver": 5,
     "retries after loss": 21,
     "re-opens under the handler": 30,
     "unfenced sink": 26,
     "re-opens once": 97,
+    "waits for its thread": 38,
+    "a late thread counts as ended": 18,
+    "loses the letter": 53,
+    "ignores what is stored": 12,
+    "leaves free keys": 22,
 }
 
 
 def test_there_are_enough_of_them() -> None:
     assert len(MUTANTS) >= 15
-    assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
+    assert len(OPTION_MUTANTS) >= 15
+    assert len({mutant.name for mutant in ALL_MUTANTS}) == len(ALL_MUTANTS)
 
 
 @pytest.mark.spec("B9")
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize("mutant", ALL_MUTANTS, ids=lambda mutant: mutant.name)
 def test_it_is_caught(mutant: PumpMutant) -> None:
     seeds = sorted(range(MAX_SEEDS), key=lambda seed: seed != KNOWN_SEEDS.get(mutant.name))
     caught = next(filter(None, (_broken(mutant, seed) for seed in seeds)), None)

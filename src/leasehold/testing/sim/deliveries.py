@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 class _KeyTerm:
     """One ownership of one key. ``done``: last event handled; ``effect``: last dealt with.
 
-    ``failure``: the event and the number of the last attempt that was reported as failed.
+    ``stored``: the last event that a handler knows to be stored; ``failure``: the event and the
+    number of the last attempt that was reported as failed.
     """
 
     key: str
@@ -42,6 +43,7 @@ class _KeyTerm:
     first: int | None = None
     last: int = -1
     requested: set[int] = field(default_factory=set)
+    stored: int = -1
     calls: int = 0
     failed: bool = False
     failure: tuple[int, int] = (-1, 0)
@@ -140,6 +142,11 @@ class Deliveries:
         """Record that the handler is about to write its own checkpoint."""
         self._terms[key, epoch].requested.add(number)
 
+    def checkpoint_stored(self, key: str, epoch: int, number: int) -> None:
+        """Record that the handler has an answer: nothing up to this event comes again."""
+        term = self._terms[key, epoch]
+        term.stored = max(term.stored, number)
+
     def has_effect(self, key: str, epoch: int, last: int) -> None:
         """Record that the handler knows that its events up to this one are in the sink."""
         term = self._terms[key, epoch]
@@ -212,6 +219,11 @@ class Deliveries:
         self._prefix[key] = done.find(0, self.complete_until(key) + 1) - 1
 
     def _in_order(self, term: _KeyTerm, first: int) -> None:
+        if first <= term.stored:
+            self._broken(
+                f"{term.key}: event {first} came again in epoch {term.epoch}, and its handler had "
+                f"stored {term.stored}"
+            )
         if not term.used:
             if first != term.done + 1:
                 self._broken(

@@ -268,10 +268,10 @@ async def _check_damped(world: PumpWorld) -> None:
     before, begun = world.snapshot(), len(world.checks.changes)
     await world.pass_time(_STEADY_CYCLES * world.setting.timing.renew_s)
     moves = moves_since(before, world.checks.changes[begun:])
-    if not all_placed(world.snapshot()):
-        raise InvariantBroken("keys without an owner under a steady load")
     if moves:
         raise InvariantBroken(f"{moves} moves under a steady load that has lasted for a while")
+    if not all_placed(world.snapshot()):
+        raise InvariantBroken("keys without an owner under a steady load")
     world.steady_events = {}
 
 

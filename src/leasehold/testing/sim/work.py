@@ -240,6 +240,7 @@ class SimHandler:
             self._deliveries.checkpoint_requested(key, context.epoch, until)
             with suppress(CheckpointBehind):  # a later one had been written for it
                 await self._checkpoint(context, until)
+                self._deliveries.checkpoint_stored(key, context.epoch, until)
         if rates.handler_fails and rng.random() < rates.handler_fails:
             raise SimulatedFailure(f"simulated: the handler fails at event {until}")
         if until < last:
