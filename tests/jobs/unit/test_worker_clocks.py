@@ -4,16 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 
 import pytest
-from tests.support.worker_sim import World
+from tests.support.worker_sim import Node, World
 
+from leasehold.errors import StoreUnavailable
 from leasehold.jobs import CatchUp, Overlap
+from leasehold.model import KeyClaim, Lease, Ownership
 from leasehold.testing.sim.host import START
 from leasehold.testing.sim.loop import run_simulated
 
 DAY_S = 86400.0
 EARLY_S = 15.0 / 4  # of the usual lease
+
+
+def lose_one_answer(node: Node) -> None:
+    """Have its next reservation arrive, and the answer lost."""
+    claim = node.store.claim
+
+    async def lost(
+        lease: Lease, wanted: Sequence[KeyClaim], *, force: bool = False
+    ) -> Sequence[Ownership]:
+        node.store.claim = claim  # type: ignore[method-assign]
+        await claim(lease, wanted, force=force)
+        raise StoreUnavailable("the answer was lost")
+
+    node.store.claim = lost  # type: ignore[method-assign]
 
 
 def words_of(caplog: pytest.LogCaptureFixture, words: str) -> list[str]:
@@ -65,6 +82,44 @@ def test_a_schedule_that_is_new_begins_now_though_its_first_node_is_a_day_ahead(
 
     run_simulated(story())
     assert sorted(second for _, second in world.ran("n")) == [60, 120, 180, 240]
+
+
+def test_a_schedule_that_is_new_begins_now_though_its_first_node_is_a_day_behind() -> None:
+    world = World(seed=1)
+
+    async def story() -> None:
+        jobs = [world.job("n", every="60s", takes_s=0.1, catch_up=CatchUp.ALL)]
+        wrong = world.start(jobs, skew_s=-DAY_S)
+        await asyncio.sleep(10)
+        await world.stop(wrong)
+        right = world.start(jobs)
+        await asyncio.sleep(240)
+        await world.stop(right)
+
+    run_simulated(story())
+    assert sorted(second for _, second in world.ran("n")) == [60, 120, 180, 240]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_node_that_is_a_day_ahead_runs_nothing_early_after_an_answer_was_lost(seed: int) -> None:
+    """The reservation that it gets then may be older, so its start says nothing of the clocks."""
+    world = World(seed=seed)
+
+    async def story() -> None:
+        jobs = [world.job("n", every="60s", takes_s=0.1, catch_up=CatchUp.ALL)]
+        right = world.start(jobs)
+        await asyncio.sleep(30)
+        await world.stop(right)
+        wrong = world.start(jobs, skew_s=DAY_S)
+        lose_one_answer(wrong)
+        await asyncio.sleep(150)
+        await world.stop(wrong)
+
+    run_simulated(story())
+    assert sorted(second for _, second in world.ran("n")) == [60, 120, 180]
+    for each in world.book:
+        assert each.occurrence is not None
+        assert (each.occurrence - START).total_seconds() - each.began_s <= EARLY_S + 0.1
 
 
 def test_a_node_that_is_behind_is_warned_once_and_runs_what_is_due_by_its_clock(

@@ -127,7 +127,7 @@ class Scheduler:
         )
         self._waiting_for_slot: set[int] = set()
         self._drift_s = 0.0
-        self._store_failing = False
+        self._in_doubt: set[str] = set()  # asked for, without an answer
         self.runs: RunningJobs
 
     # ------------------------------------------------------------ the loop
@@ -142,9 +142,9 @@ class Scheduler:
             due = [self.worker_jobs[number] for number in self._due_queue.pop_due(self._now_s())]
             try:
                 await self._step(due)
-                failures, self._store_failing = 0, False
+                failures = 0
             except (StoreError, LeaseLost) as error:
-                failures, self._store_failing = failures + 1, True
+                failures += 1
                 pause_s = STORE_BACKOFF.pause_s(failures, self._rng)
                 log.warning("no turn, failure %d, again in %.1f s: %s", failures, pause_s, error)
                 for worker_job in due:
@@ -312,12 +312,19 @@ class Scheduler:
         for plan in plans:  # until more is known
             self._check_in(plan.worker_job, _RETRY_S.get(plan.kind, _USUAL_RETRY_S))
         sent = self._clock.utc_now()
-        won = dict(await self._keyring.take(wanted))
+        try:
+            won = dict(await self._keyring.take(wanted))
+        except (StoreError, LeaseLost):
+            self._in_doubt.update(wanted)
+            raise
         answered = self._clock.utc_now()
         created: set[str] = set()
         try:
-            await self._compare_clocks(won, sent, answered)
-            ours = [plan for plan in plans if plan.key in won and not self.stopping]
+            # In doubt it may be an older reservation: its note is of another run, and its start
+            # says nothing about the clocks. It is given back.
+            known = {key: each for key, each in won.items() if key not in self._in_doubt}
+            await self._compare_clocks(known, sent, answered)
+            ours = [plan for plan in plans if plan.key in known and not self.stopping]
             # Only now: a request whose job another node has would be taken and given back forever.
             run_requests = {_request_key(plan): "" for plan in ours if plan.run_request is not None}
             if run_requests:
@@ -332,6 +339,7 @@ class Scheduler:
                     for key, text in texts.items()
                 }
             )
+        self._in_doubt.difference_update(wanted)
         for plan in plans:
             if plan.kind is ReserveReason.START and plan.key not in won:
                 self._note_rival(plan)
@@ -339,11 +347,8 @@ class Scheduler:
     async def _compare_clocks(
         self, won: Mapping[str, Ownership], sent: datetime, answered: datetime
     ) -> None:
-        """Compare this clock with the store's, by the start of a reservation.
-
-        Not after a failure: the reservation may be an older one.
-        """
-        if not won or self._store_failing or not self._skew_clock.outdated:
+        """Compare this clock with the store's, by the start of a reservation."""
+        if not won or not self._skew_clock.outdated:
             return
         key, ownership = next(iter(won.items()))
         term = await self._planner.newest_term(key)
@@ -485,7 +490,9 @@ class Scheduler:
 
     def _start_position(self, plan: ReservePlan) -> Position | None:
         if plan.kind is ReserveReason.NEW_SCHEDULE:
-            return plan.worker_job.with_schedule(run_log.created_position(self._skew_clock.now()))
+            return plan.worker_job.with_schedule(
+                run_log.created_position(self._skew_clock.latest())
+            )
         if plan.occurrence is not None:
             return plan.worker_job.with_schedule(run_log.started_position(plan.occurrence))
         return None

@@ -30,7 +30,7 @@ class SkewClock:
     def __init__(self, clock: Clock, *, max_early_s: float) -> None:
         self._clock = clock
         self._max_early_s = max_early_s
-        self._ahead_s = 0.0
+        self._ahead_s = self._behind_s = 0.0
         self._drift_s = 0.0
         self._compared_s = -math.inf
         self._warned_s = -math.inf
@@ -43,6 +43,11 @@ class SkewClock:
         excess_s = self._ahead() - self._max_early_s
         return self._clock.utc_now() - timedelta(seconds=max(0.0, excess_s))
 
+    def latest(self) -> datetime:
+        """Return ``now``, or the store's clock if that is later: nothing is new before it."""
+        behind_s = 0.0 if self.outdated else self._behind_s - self._drift() + self._drift_s
+        return self.now() + timedelta(seconds=max(0.0, behind_s))
+
     @property
     def outdated(self) -> bool:
         """Whether the clocks should be compared again."""
@@ -51,7 +56,7 @@ class SkewClock:
     def compare(self, at: datetime, *, sent: datetime, answered: datetime) -> None:
         """Compare the clocks: the store acted at ``at``, between ``sent`` and ``answered`` here."""
         ahead_s, behind_s = (sent - at).total_seconds(), (at - answered).total_seconds()
-        self._ahead_s = max(0.0, ahead_s)
+        self._ahead_s, self._behind_s = max(0.0, ahead_s), max(0.0, behind_s)
         self._drift_s = self._drift()
         self._compared_s = self._clock.boottime_s()
         error_s = max(ahead_s, behind_s)
