@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from leasehold.processor.metrics import ProcessorMetrics
 from leasehold.testing.source import MemorySource
 
 pytestmark = pytest.mark.anyio
+PAGE = Path(__file__).parents[3] / "docs" / "processor.md"
 
 
 @pytest.mark.spec("P15")
@@ -48,5 +50,8 @@ async def test_all_sums_and_states_are_shown_with_stream_group_and_name(tmp_path
         in text
     )
     assert f'leasehold_store_calls_total{{call="grant",{where}}} 1.0' in text
+    manual = PAGE.read_text(encoding="utf-8")
+    for name in re.findall(r"^# HELP (\w+)", text, re.MULTILINE):
+        assert f"`{name}`" in manual, name
     metrics.close()
     assert generate_latest(registry) == b""
