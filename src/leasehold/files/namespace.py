@@ -318,7 +318,11 @@ class Namespace:
                 helpers.shutdown()
             raise
         around = RecoveryContext(
-            journal=journal, volumes=found, disk=disk, boot_id=uuid.UUID(boot_id()).bytes
+            journal=journal,
+            volumes=found,
+            disk=disk,
+            boot_id=uuid.UUID(boot_id()).bytes,
+            up_s=clock.boottime_s(),
         )
         holder = _new_holder(name, address)
         namespace = cls(around, holder, options=options, clock=clock, helpers=helpers)

@@ -69,7 +69,8 @@ def visible_length(
 ) -> int:
     """Return how much of a block may be seen: of an open one, what was acknowledged.
 
-    ``written_elsewhere``: its writer runs on another machine, whose boot id is not comparable.
+    ``written_elsewhere``: a restart of this machine does not concern its writer, whatever boot id
+    it had. It runs on another one, or was up after the restart.
 
     One volume that answers is enough. If the machine was restarted since the block was written,
     the acknowledged length is not to be trusted: then it is what all volumes have, and if one is
@@ -362,6 +363,17 @@ class FileReader:
         return self._status
 
     @property
+    def written_elsewhere(self) -> bool:
+        """Whether a restart of this machine does not concern the writer: it was up after it.
+
+        Two machines may have the same name. A writer that has renewed since this machine was
+        started, in a block of another boot, runs on the other one.
+        """
+        return (
+            self._status.host not in {"", host_name()} or self._status.idle_s < self._context.up_s
+        )
+
+    @property
     def length(self) -> int:
         """The acknowledged length at the last ``refresh``."""
         return self._length
@@ -439,7 +451,7 @@ class FileReader:
                 volumes,
                 disk=self._context.disk,
                 boot_id=self._context.boot_id,
-                written_elsewhere=self._status.host not in {"", host_name()},
+                written_elsewhere=self.written_elsewhere,
             )
             visible = max(visible, self._length - last.start)
             self._blocks = (*self._blocks[:-1], with_length(last, visible))

@@ -55,12 +55,17 @@ class RecoveryProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryContext:
-    """What a recovery works with."""
+    """What a recovery works with.
+
+    ``up_s`` is how long this machine has been up, or less: a holder that has renewed within that
+    time under another boot id runs on another machine.
+    """
 
     journal: Journal
     volumes: Volumes
     disk: Disk
     boot_id: bytes
+    up_s: float = 0.0
 
 
 def run_recovery(

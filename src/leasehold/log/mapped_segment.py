@@ -9,11 +9,12 @@ from __future__ import annotations
 import uuid
 from typing import TYPE_CHECKING
 
-from leasehold.clock import boot_id, host_name
+from leasehold.clock import boot_id
 from leasehold.errors import DataDamaged, VolumeUnusable
 from leasehold.files import reader
 from leasehold.files.model import BlockState, FileState
 from leasehold.files.volumes import Volume
+from leasehold.log.owner_address import is_on_this_machine
 from leasehold.log.segment import Segment
 from leasehold.log.segment_format import SEGMENT_HEADER_BYTES
 
@@ -65,8 +66,9 @@ class MappedSegment:
 
     @property
     def written_elsewhere(self) -> bool:
-        """Whether its writer runs on another machine, or ran there."""
-        return self._file.status.host not in {"", host_name()}
+        """Whether its writer runs on another machine, or ran there: the kernel does not tell."""
+        status = self._file.status
+        return status.host != "" and not is_on_this_machine(status)
 
     def watched(self) -> tuple[str, ...]:
         """Return the file that changes when more is acknowledged; none if that cannot happen."""
@@ -107,7 +109,7 @@ class MappedSegment:
             volumes,
             disk=volumes[0].disk,
             boot_id=uuid.UUID(boot_id()).bytes,
-            written_elsewhere=self.written_elsewhere,
+            written_elsewhere=self._file.written_elsewhere,
         )
         if length > self._length:
             self._length = length

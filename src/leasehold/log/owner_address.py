@@ -18,16 +18,20 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from leasehold.clock import boot_id, host_name
 from leasehold.errors import StoreUnusable
 from leasehold.log.producer_batch import OwnerGone
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from leasehold.files.model import FileStatus
+
 SCHEME = "unix:"
 _PRIVATE = 0o700
-_LONGEST_PATH_BYTES = 100  # the system allows 108, and the socket is made under a longer name
 _SOCKET_NAME = re.compile(r"[A-Za-z0-9_-]+\.sock")
+_BOOT_DIGITS = 12
+_BOOT = re.compile(r"[0-9a-f]{12}")
 _CREDENTIALS = struct.Struct("3i")  # process, user, group
 
 
@@ -49,13 +53,9 @@ def socket_directories(configured: str) -> tuple[str, ...]:
 
 
 def address_in(directory: str, *, name: str) -> str:
-    """Return the address of a socket called ``name``; make its directory if needed."""
+    """Return the address of a socket of this machine, ``name``; make its directory if needed."""
     parent = Path(socket_directories(directory)[0])
-    path = parent / f"{name}.sock"
-    if len(os.fsencode(path)) > _LONGEST_PATH_BYTES:
-        raise StoreUnusable(
-            f"{path} is too long for a socket: give a shorter socket_directory in LogOptions"
-        )
+    path = parent / f"{_this_boot()}-{name}.sock"
     try:
         parent.mkdir(mode=_PRIVATE, parents=True, exist_ok=True)
         with _private_directory(str(parent)):
@@ -74,6 +74,39 @@ def is_own_address(address: str, directories: tuple[str, ...]) -> bool:
         and directory in directories
         and _SOCKET_NAME.fullmatch(name) is not None
     )
+
+
+def is_on_this_machine(owner: FileStatus) -> bool:
+    """Return whether the owner of an open segment runs here, by its host name and its address.
+
+    Host names are not unique: the address says under which boot id the owner runs. An address of an
+    older version, or of no log, does not say it.
+    """
+    boot = _boot_of(owner.address.rpartition("/")[2])
+    return owner.host == host_name() and boot in {"", _this_boot()}
+
+
+def _boot_of(name: str) -> str:
+    """Return the part of the boot id that is in the name of a socket; empty: none."""
+    first, dash, _ = name.rpartition("-")
+    return first if dash and _BOOT.fullmatch(first) else ""
+
+
+def _this_boot() -> str:
+    return boot_id().replace("-", "")[:_BOOT_DIGITS]
+
+
+def listen_at(listening: socket.socket, address: str, *, backlog: int) -> None:
+    """Bind a socket to an address of this process, and listen there; raises ``OSError``.
+
+    Under its name it listens from the first moment: a process that is refused there removes it.
+    """
+    directory, _, name = address.removeprefix(SCHEME).rpartition("/")
+    with _private_directory(directory) as folder:
+        # By the descriptor: a path of a socket is short, and a directory may be deep.
+        listening.bind(f"/proc/self/fd/{folder}/{name}.new")
+        listening.listen(backlog)
+        os.rename(f"{name}.new", name, src_dir_fd=folder, dst_dir_fd=folder)
 
 
 def connect_to_owner(connection: socket.socket, address: str) -> None:
@@ -116,7 +149,8 @@ def remove_stale_sockets(directory: str) -> None:
     """Remove the sockets of crashed processes of this user, which refuse connections."""
     with _private_directory(directory) as folder:
         for name in os.listdir(folder):  # noqa: PTH208 - by its descriptor
-            if not _SOCKET_NAME.fullmatch(name):
+            # Of another machine nothing is known: the directory may be on a shared file system.
+            if not _SOCKET_NAME.fullmatch(name) or _boot_of(name) not in {"", _this_boot()}:
                 continue
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
                 connection.setblocking(False)

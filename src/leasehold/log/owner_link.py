@@ -31,6 +31,7 @@ from leasehold.log.owner_address import (
     SCHEME,
     connect_to_owner,
     is_same_user,
+    listen_at,
     remove_stale_sockets,
 )
 from leasehold.log.producer_batch import (
@@ -326,14 +327,10 @@ class OwnerServer:
         with self._lock:
             if self._socket is not None or self._closed.is_set():
                 return
-            path = Path(self._path)
-            remove_stale_sockets(str(path.parent))
+            remove_stale_sockets(str(Path(self._path).parent))
             listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
-                # Under its name it must listen already: a process that is refused there removes it.
-                listening.bind(f"{path}.new")
-                listening.listen(_BACKLOG)
-                Path(f"{path}.new").rename(path)
+                listen_at(listening, self._path, backlog=_BACKLOG)
             except OSError as error:
                 listening.close()
                 raise StoreUnusable(f"{self._path} can not be listened on: {error}") from error

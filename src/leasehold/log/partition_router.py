@@ -29,7 +29,7 @@ from leasehold.errors import (
     VolumeUnusable,
 )
 from leasehold.files.model import FileState
-from leasehold.log.owner_address import AddressRefused, is_own_address
+from leasehold.log.owner_address import AddressRefused, is_on_this_machine, is_own_address
 from leasehold.log.owner_link import HEARTBEATS_PER_TIMEOUT, OwnerRequest
 from leasehold.log.partition_owner import PartitionOwner, newest_segment, open_next_segment
 from leasehold.log.producer_batch import OwnerGone, OwnerMoved, OwnerSilent
@@ -199,7 +199,7 @@ class PartitionRouter:
         """Return whether its writer can be reached; if not, the segment may be recovered now."""
         if last.state is FileState.RECOVERING or last.holder == self._context.files.holder:
             return False
-        is_here = last.host == host_name()
+        is_here = is_on_this_machine(last)
         if is_here and is_own_address(last.address, self._context.socket_directories):
             return True
         if last.idle_s > self._context.soft_limit_s:
@@ -211,8 +211,10 @@ class PartitionRouter:
                 "of one partition as the same user, with the same socket_directory"
             )
         else:
+            is_namesake = last.host == host_name()
+            machine = "another machine that is called" if is_namesake else "the machine"
             why = (
-                f"on the machine {last.host}: producers on several machines cannot share a "
+                f"on {machine} {last.host}: producers on several machines cannot share a "
                 "partition without a hub; run them on one machine, or give each its own partitions"
             )
         raise FileHeld(

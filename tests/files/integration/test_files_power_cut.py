@@ -61,7 +61,7 @@ class Machine:
             self.url, volumes=self.volumes, options=options(), run_monitor=False, disk=self.plug
         )
         self.files = Namespace(
-            replace(opened._context, boot_id=self.boot_id),
+            replace(opened._context, boot_id=self.boot_id, up_s=0.0),
             opened._holder,
             options=options(),
             clock=SystemClock(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -29,6 +30,8 @@ from leasehold.errors import (
     UsageError,
 )
 from leasehold.files import BlockState, FileOptions, FileState, RecoveryProgress
+from leasehold.files.block_meta import PIECE_BYTES
+from leasehold.files.reader import FileReader
 
 # ---------------------------------------------------------------- write and read
 
@@ -456,3 +459,23 @@ def test_closing_the_namespace_leaves_and_ends_its_threads(one: World) -> None:
     files.close()
     ours = [each for each in set(threading.enumerate()) - before if "leasehold" in each.name]
     assert [each.name for each in ours if "sync" not in each.name] == []
+
+
+# ---------------------------------------------------- other machines of the same name
+
+
+@pytest.mark.spec("F6")
+def test_a_reader_on_another_machine_of_the_same_name_sees_what_was_acknowledged(
+    one: World,
+) -> None:
+    """The writer goes on there: no restart has put in doubt what it has acknowledged."""
+    files = one.open()
+    with files.create("/a") as writer:
+        writer.write(b"acknowledged")
+        writer.flush()
+        writer.write(bytes(4 * PIECE_BYTES))  # on all volumes, and no reader may see it
+        context = replace(files._context, boot_id=bytes(16), up_s=60.0)
+        assert FileReader("/a", context).length == len(b"acknowledged")
+        # What a restart of this machine has put in doubt is what all volumes have.
+        restarted = replace(context, up_s=0.0)
+        assert FileReader("/a", restarted).length > len(b"acknowledged")

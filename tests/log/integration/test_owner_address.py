@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from leasehold.clock import SystemClock
+from leasehold.clock import SystemClock, boot_id
 from leasehold.errors import FileHeld, StoreUnusable
 from leasehold.events import Event
 from leasehold.files import FileOptions, Namespace
@@ -225,5 +225,40 @@ def test_a_service_without_a_runtime_directory_is_found_by_a_shell_that_has_one(
     service = address_in("", name="a")
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     shell = address_in("", name="b")
-    assert shell == f"unix:{tmp_path}/leasehold-{USER}/b.sock"
+    boot = boot_id().replace("-", "")[:12]
+    assert shell == f"unix:{tmp_path}/leasehold-{USER}/{boot}-b.sock"
     assert is_own_address(service, socket_directories(""))
+
+
+def test_a_deep_directory_is_as_good_as_another(tmp_path: Path) -> None:
+    """The path of a socket may have 107 bytes; it is never used as such."""
+    deep = tmp_path / ("d" * 200)
+    deep.mkdir()
+    options = LogOptions(socket_directory=str(deep), run_monitor=False)
+    url = f"sqlite:///{tmp_path}/log.db"
+    with (
+        Log.open(url, volumes=[tmp_path / "a"], options=options) as log,
+        Log.open(url, options=options) as other,
+    ):
+        log.create("orders", partitions=1)
+        with log.producer("orders") as here, other.producer("orders") as there:
+            here.send(Event(body=b"a")).result(SOON_S)
+            there.send(Event(body=b"b")).result(SOON_S)
+        assert other.counts().forwarded == 1
+
+
+def test_sockets_of_another_machine_in_a_shared_directory_are_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They refuse connections here, and are alive there."""
+    directory = Path(address_in(str(tmp_path), name="a").removeprefix("unix:")).parent
+    monkeypatch.chdir(directory)  # the path of a socket is short
+    mine, older, theirs = (
+        directory / f"{name}.sock"
+        for name in (f"{boot_id().replace('-', '')[:12]}-dead", "dead", f"{'0' * 12}-alive")
+    )
+    for path in (mine, older, theirs):
+        with socket.socket(socket.AF_UNIX) as line:
+            line.bind(path.name)
+    remove_stale_sockets(str(directory))
+    assert [path.exists() for path in (mine, older, theirs)] == [False, False, True]

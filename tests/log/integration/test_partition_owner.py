@@ -313,6 +313,34 @@ def test_an_owner_on_another_machine_is_named(
     assert bodies(log) == ["a"]
 
 
+def _boot_of_another_machine(path: Path, *, idle: bool = False) -> None:
+    """Say that the owner has a socket on a machine with the same host name."""
+    boot = "0123456789ab"
+    renewed = "renewed_s - 1e9" if idle else "renewed_s"
+    with sqlite3.connect(path) as database:
+        query = "SELECT address FROM fs_holder WHERE address != ''"
+        (address,) = database.execute(query).fetchone()
+        directory, _, name = address.rpartition("/")
+        elsewhere = f"{directory}/{boot}-{name.rpartition('-')[2]}"
+        database.execute(f"UPDATE fs_holder SET address = ?, renewed_s = {renewed}", (elsewhere,))
+    database.close()
+
+
+def test_an_owner_on_another_machine_of_the_same_name_is_not_fenced_before_its_time(
+    log: Log, another: Callable[[], Log], tmp_path: Path
+) -> None:
+    with log.producer("orders") as owner, another().producer("orders") as other:
+        owner.send(Event(body=b"a")).result(SOON_S)
+        _boot_of_another_machine(tmp_path / "log.db")
+        with pytest.raises(FileHeld, match="another machine that is called") as refused:
+            other.send(Event(body=b"b")).result(SOON_S)
+        assert refused.value.holder == log.files.holder
+        owner.send(Event(body=b"c")).result(SOON_S)
+        _boot_of_another_machine(tmp_path / "log.db", idle=True)
+        other.send(Event(body=b"d")).result(SOON_S)
+    assert bodies(log) == ["a", "c", "d"]
+
+
 def test_an_owner_on_another_machine_is_replaced_after_the_soft_limit(
     log: Log, another: Callable[[], Log], tmp_path: Path
 ) -> None:
