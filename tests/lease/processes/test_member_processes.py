@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -16,9 +17,11 @@ import pytest
 from tests.support.pausing import pause
 from tests.support.postgres import database
 
+from leasehold.errors import StoreUnavailable
 from leasehold.model import EndReason, Resource
 from leasehold.names import partition_group, partition_key
 from leasehold.stores import open_store
+from leasehold.stores.sqlite.database import Database
 
 pytestmark = pytest.mark.anyio
 
@@ -177,3 +180,50 @@ async def test_sigterm_hands_everything_over_and_ends_the_lease(url: str, start:
         assert len(await store.members(GROUP)) == 1
         ends = {(await store.history(key))[1].reason for key in KEYS}
     assert ends == {EndReason.HANDED_OVER}
+
+
+STOPS_IN_A_TRANSACTION = """
+import os, signal, sys
+from pathlib import Path
+from leasehold.stores.sqlite.database import Database
+
+database = Database(Path(sys.argv[1]), busy_limit_s=120.0)
+
+def work(tx):
+    version, _ = tx.meta()
+    tx.run("meta_write", version=version)
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+database.write(work)
+"""
+
+
+def _stopped_in_a_transaction(path: Path) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen([sys.executable, "-c", STOPS_IN_A_TRANSACTION, str(path)])
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+    return process
+
+
+@pytest.mark.spec("L4", "B7")
+async def test_a_process_stopped_in_a_transaction_is_named_and_members_stop_by_themselves(
+    url: str, start: Start, tmp_path: Path
+) -> None:
+    """It halts the group; nothing is owned twice, and all goes on when it does or has ended."""
+    path = tmp_path / "leases.db"
+    member = start("member", SHORT_S)
+    await member.says("opened", times=6)
+    stopped = _stopped_in_a_transaction(path)
+    try:
+        await member.says("closed", times=6)
+        assert {each["reason"] for each in member.heard if each["event"] == "closed"} == {
+            "local_deadline"
+        }
+        named = rf"locked by process {stopped.pid}, which is stopped in a transaction"
+        with pytest.raises(StoreUnavailable, match=rf"{named} .*`kill -CONT {stopped.pid}`"):
+            Database(path, busy_limit_s=0.0).write(lambda tx: tx.meta())
+        async with open_store(url, create=False) as store:  # to look needs no lock
+            assert set(await store.resources(GROUP)) == set(KEYS)
+    finally:
+        stopped.send_signal(signal.SIGCONT)
+        assert await anyio.to_thread.run_sync(stopped.wait) == 0
+    await member.says("opened", times=6)

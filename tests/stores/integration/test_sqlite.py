@@ -200,7 +200,7 @@ async def test_locked_for_longer_than_the_limit_is_unavailable(path: Path) -> No
         await store.declare(keys(2))
         with locked(path):
             with pytest.raises(
-                StoreUnavailable, match=r"locked by another process for 0\.2 s"
+                StoreUnavailable, match=r"locked by another connection of this process for 0\.2 s"
             ) as e:
                 await store.declare(keys(3))
             assert isinstance(e.value.__cause__, sqlite3.OperationalError)

@@ -16,6 +16,7 @@ import os
 import sqlite3
 import threading
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from leasehold.clock import SystemClock, system_random
@@ -25,7 +26,6 @@ from leasehold.stores.sqlite.migrations import queries
 if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
 
 # The lower eight bits of a code are the kind of failure, the rest are details.
 _KIND = 0xFF
@@ -103,6 +103,46 @@ class LockWait:
             return False
         longest_s = max_pause_s(self._limit_s - left_s)
         return not given_up.wait(min(left_s, self._rng.uniform(0.0, longest_s)))
+
+
+_LOCKS = Path("/proc/locks")
+_WRITE_LOCK_AT = range(120, 123)  # in the -shm file: the locks to write, checkpoint and recover
+
+
+def _lock_holder(path: Path) -> str:
+    """Describe the process that holds the write lock, as far as the kernel tells it.
+
+    The lock file is not opened: closing it would release the locks that SQLite has on it here.
+    """
+    unknown = "another process (look for one that is stopped in a transaction)"
+    try:
+        found = path.with_name(f"{path.name}-shm").stat()
+        device = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+        locks = [line.split() for line in _LOCKS.read_text(encoding="ascii").splitlines()]
+    except (OSError, ValueError):
+        return unknown
+    for words in locks:
+        # "7: POSIX ADVISORY WRITE 4711 fe:00:1234 120 120"; a process that waits has "->" in it.
+        if words[1:2] == ["POSIX"] and words[3:4] == ["WRITE"] and words[5:6] == [device]:
+            pid, first = int(words[4]), int(words[6])
+            if first in _WRITE_LOCK_AT and pid > 0:
+                return _described(pid)
+    return unknown
+
+
+def _described(pid: int) -> str:
+    """Name a process, and say what to do if it is stopped."""
+    if pid == os.getpid():
+        return "another connection of this process"
+    with suppress(OSError):
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        if state.rpartition(")")[2].split()[0] in {"T", "t"}:
+            return (
+                f"process {pid}, which is stopped in a transaction (let it continue with "
+                f"`kill -CONT {pid}`, or end it with `kill -KILL {pid}`: then what it had begun is "
+                "undone)"
+            )
+    return f"process {pid}"
 
 
 T = TypeVar("T")
@@ -277,8 +317,8 @@ class Database:
                     raise unusable(self.path, error) from error
                 if not lock_wait.pause(given_up):
                     raise StoreUnavailable(
-                        f"{self.path} is locked by another process for {self._busy_limit_s:g} s: "
-                        "nothing was written; look for one that is stopped in a transaction"
+                        f"{self.path} is locked by {_lock_holder(self.path)} for "
+                        f"{self._busy_limit_s:g} s: nothing was written"
                     ) from error
 
     def _transaction(
