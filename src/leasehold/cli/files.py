@@ -1,13 +1,15 @@
 """``leasehold files``: look at files, read them, close those whose writers are gone.
 
-Nothing here changes a file except ``recover`` and ``rm``. ``recover`` only says what it would do
-while the writer may be alive, and ``rm`` always does, unless they are told to go on.
+Nothing here changes a file except ``recover`` and ``rm``, and nothing its replicas except
+``repair`` and ``replace``. ``recover`` only says what it would do while the writer may be alive,
+and the others always do, unless they are told to go on.
 """
 
 from __future__ import annotations
 
+import pathlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import timedelta
@@ -45,12 +47,20 @@ from leasehold.cli.tables import (
     table_of,
 )
 from leasehold.cli.verify_faults import ShownFault, file_fault, print_faults, summary
-from leasehold.errors import FileExists, InvalidName, LeaseholdError, UnknownFile
+from leasehold.errors import (
+    FencedWrite,
+    FileExists,
+    InvalidName,
+    LeaseholdError,
+    StoreError,
+    UnknownFile,
+)
 from leasehold.files.model import BlockState, FileState, FileStatus
 from leasehold.log.streams import base_of
 
 if TYPE_CHECKING:
-    from leasehold.files import Namespace
+    from leasehold.files import MissingCopy, Namespace
+    from leasehold.files.volumes import Volume
 
 _PAGE = 1000
 _HELD = 4  # the exit code for what somebody else has
@@ -273,27 +283,118 @@ def rm(
 
 @files_app.command("volumes", epilog="leasehold files volumes")
 def volumes(*, store: DatabaseUrl = None, form: Form = Output.TABLE) -> None:
-    """List the volumes, whether they can be used, and how much room they have."""
-    rows: list[dict[str, object]] = []
+    """List the volumes: whether they can be used, their room, and which copies are missing.
+
+    A copy is missing if a block is on fewer volumes than its file asks for, or if a volume does not
+    have a block that it should have. Damage is not looked for: `leasehold files verify` does.
+    """
     with _opened(store) as files:
-        for volume in files.volumes:
-            trouble = short = None
-            free: int | None = None
-            try:
-                files.check_volume(volume.id)
-                free = volume.free_bytes()
-            except (LeaseholdError, OSError) as error:
-                trouble, short = str(error), _short(error)
-            rows.append(
-                {
-                    "id": volume.id,
-                    "path": volume.root,
-                    "usable": trouble is None,
-                    "free_bytes": free,
-                    "trouble": short if form is Output.TABLE else trouble,
-                }
-            )
+        with err.status("looking for missing copies"):
+            missing = list(files.missing_copies())
+        rows = [_volume_row(files, volume, missing, form) for volume in files.volumes]
     print_rows(rows, form, _VOLUME_COLUMNS)
+    if missing:
+        err.print(f"{_copies(missing)} missing: see `leasehold files repair`")
+
+
+@files_app.command("repair", epilog="leasehold files repair /orders --execute")
+def repair(
+    prefix: Prefix = "/",
+    *,
+    quick: Annotated[
+        bool,
+        typer.Option(
+            "--quick", help="Only what is missing: do not read replicas to find damage.", metavar=""
+        ),
+    ] = False,
+    execute: Annotated[
+        bool,
+        typer.Option("--execute", help="Make the copies. Without it, only list them.", metavar=""),
+    ] = False,
+    store: DatabaseUrl = None,
+    form: Form = Output.TABLE,
+) -> None:
+    """Make copies again that are missing or damaged, each from the copies that are sound.
+
+    The monitor of each process does the same for missing copies, unasked and slowly; damage is
+    found here and by verify alone. Without --execute it only lists them. Exit code 1 if one cannot
+    be made, 4 if another process is making one.
+    """
+    with _opened(store) as files:
+        found = list(_every(files, prefix))
+        if not found and prefix != "/":
+            raise UnknownFile(f"there is no file at or below {prefix}: see `leasehold files ls`")
+        missing: list[MissingCopy] = []
+        total = sum(status.length * status.replication for status in found)
+        with byte_progress("comparing", None if quick else total) as tick:
+            for status in found:
+                with suppress(UnknownFile):  # deleted since
+                    missing += files.missing_copies(status.path, compare=not quick, progress=tick)
+        missing.sort(key=lambda each: each.sound)  # the fewest copies first
+        print_rows(map(_missing_row, missing), form, _MISSING_COLUMNS)
+        if not missing:
+            looked = "is missing" if quick else "is missing or damaged"
+            err.print(f"{counted(len(found), 'file')}, all replicas: nothing {looked}")
+            return
+        possible = [each for each in missing if not each.trouble]
+        if execute:
+            made, held = _make_copies(files, possible)
+            err.print(f"made: {_copies(made)}")
+        else:
+            made, held = possible, 0
+            err.print(f"nothing was done; with --execute: {_copies(possible)}")
+        hopeless = [each for each in missing if each.trouble]
+        _print_troubles(hopeless)
+    if hopeless or len(made) + held < len(possible):
+        raise typer.Exit(1)
+    if held:
+        raise typer.Exit(_HELD)
+
+
+@files_app.command("replace", epilog="leasehold files replace 1f0c77a2 new-disk --execute")
+def replace(
+    volume: Annotated[str, typer.Argument(metavar="VOLUME", help="The id of the old volume.")],
+    directory: Annotated[
+        str, typer.Argument(metavar="DIR", help="A new, empty directory, or the old one, empty.")
+    ],
+    *,
+    execute: Annotated[
+        bool,
+        typer.Option("--execute", help="Apply it. Without it, only print the plan.", metavar=""),
+    ] = False,
+    store: DatabaseUrl = None,
+    form: Form = Output.TABLE,
+) -> None:
+    """Give up a volume that is gone for good, and make a new one in its place.
+
+    Its copies are then made again, by the monitor or by `leasehold files repair`. A volume that
+    answers is not replaced. One that is found in DIR has only moved, and keeps its copies.
+    """
+    with _opened(store) as files:
+        missing = [each for each in files.missing_copies() if each.volume == volume]
+        only = sum(not each.sound for each in missing)
+        record: dict[str, object] = {
+            "volume": volume,
+            "directory": str(pathlib.Path(directory).absolute()),
+            "missing_copies": len(missing),
+            "missing_bytes": sum(each.block.length for each in missing),
+            "blocks_without_copy": only,
+        }
+        if not execute:
+            files.check_replacement(volume, directory)
+            print_record(record, form)
+            lost = f" {counted(only, 'block')} would have no copy that answers." if only else ""
+            err.print(
+                f"nothing was done: with --execute, volume {volume} is forgotten.{lost} If its "
+                "disk may come back, wait for it instead."
+            )
+            return
+        made = files.replace_volume(volume, directory)
+        print_record(record | {"new_volume": made}, form)
+        if made == volume:
+            err.print(f"volume {volume} has moved to {directory}: it keeps its copies")
+        else:
+            err.print(f"{_copies(missing)} missing: see `leasehold files repair`")
 
 
 @files_app.command("adopt", epilog="leasehold files adopt --execute")
@@ -331,6 +432,74 @@ def adopt(
 # --------------------------------------------------------------------------- parts
 
 _CHUNK_BYTES = 1 << 20
+
+
+def _copies(missing: Sequence[MissingCopy]) -> str:
+    size = shown_bytes(sum(each.block.length for each in missing))
+    return f"{len(missing):,} {'copy' if len(missing) == 1 else 'copies'}, {size}"
+
+
+def _missing_row(missing: MissingCopy) -> dict[str, object]:
+    return {
+        "path": missing.path,
+        "block": f"{missing.block.id:#x}",
+        "bytes": missing.block.length,
+        "volume": missing.volume or None,
+        "sound_copies": missing.sound,
+        "what": missing.what,
+        "trouble": missing.trouble or None,
+    }
+
+
+def _print_troubles(missing: Sequence[MissingCopy]) -> None:
+    """Print why copies cannot be made now, each reason once."""
+    for trouble in dict.fromkeys(each.trouble for each in missing):
+        those = [each for each in missing if each.trouble == trouble]
+        err.print(f"cannot be made now: {_copies(those)}: {trouble}")
+
+
+def _volume_row(
+    files: Namespace, volume: Volume, missing: Sequence[MissingCopy], form: Output
+) -> dict[str, object]:
+    trouble = short = None
+    free: int | None = None
+    try:
+        files.check_volume(volume.id)
+        free = volume.free_bytes()
+    except (LeaseholdError, OSError) as error:
+        trouble, short = str(error), _short(error)
+    here = [each.block.length for each in missing if each.volume == volume.id]
+    row: dict[str, object] = {
+        "id": volume.id,
+        "path": volume.root,
+        "usable": trouble is None,
+        "free_bytes": free,
+        "missing_blocks": len(here),
+        "missing_bytes": sum(here),
+        "trouble": trouble,
+    }
+    if form is Output.TABLE:
+        row |= {"missing": f"{len(here):,}, {shown_bytes(sum(here))}" if here else None}
+        row |= {"trouble": short}
+    return row
+
+
+def _make_copies(files: Namespace, missing: Sequence[MissingCopy]) -> tuple[list[MissingCopy], int]:
+    """Make these copies; return those that were made, and how many another process makes."""
+    made: list[MissingCopy] = []
+    held = 0
+    with byte_progress("copying", sum(each.block.length for each in missing)) as tick:
+        for each in missing:
+            try:
+                files.repair(each, progress=tick)
+            except StoreError:
+                raise
+            except LeaseholdError as error:
+                held += isinstance(error, FencedWrite)
+                err.print(f"{each.path}: {error}")
+            else:
+                made.append(each)
+    return made, held
 
 
 def _joined_cell(value: object) -> str:
@@ -380,7 +549,14 @@ _VOLUME_COLUMNS = (
     Column(name="path"),
     Column(name="usable", shown=lambda usable: "yes" if usable else "no"),
     Column(name="free_bytes", title="free", justify="right", shown=bytes_cell),
+    Column(name="missing", justify="right"),
     Column(name="trouble", fold=True),
+)
+_MISSING_COLUMNS = (
+    Column(name="path", fold=True),
+    Column(name="volume"),
+    Column(name="bytes", justify="right", shown=bytes_cell),
+    Column(name="what", fold=True),
 )
 
 

@@ -87,7 +87,10 @@ def summary(faults: Sequence[ShownFault], files: Namespace) -> str:
     paths = {fault.path for fault in faults}
     message = f"{counted(len(faults), 'fault')} in {counted(len(paths), 'file')}"
     if all(path and _has_good_copies(files, path, faults) for path in paths):
-        message += "; every block still has a replica without fault"
+        message += (
+            "; every block still has a replica without fault: "
+            "`leasehold files repair` makes the others again"
+        )
     return message
 
 

@@ -20,6 +20,8 @@ module            what it decides or does
 ``namespace``     opens files for one holder, and recovers those it needs
 ``renewer``       one renewal for all files of a holder
 ``monitor``       recovers files that no holder renews, removes deleted blocks
+``repair``        finds copies that are missing and makes them again
+``block_copy``    copies one complete block to a volume
 ``disk``          the only access to the file system
 ``open_files``    bounds the descriptors of files that are written
 ================  ============================================================================
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from leasehold.files.namespace import Namespace
     from leasehold.files.reader import FileReader
     from leasehold.files.recovery import RecoveryPlan, RecoveryProgress
+    from leasehold.files.repair import MissingCopy
     from leasehold.files.verify import Fault
     from leasehold.files.writer import FileWriter
 
@@ -62,6 +65,7 @@ __all__ = [
     "FileStatus",
     "FileWriter",
     "HolderStatus",
+    "MissingCopy",
     "Namespace",
     "RecoveryPlan",
     "RecoveryProgress",
@@ -81,6 +85,7 @@ _HOMES = {
     "FileStatus": "leasehold.files.model",
     "FileWriter": "leasehold.files.writer",
     "HolderStatus": "leasehold.files.model",
+    "MissingCopy": "leasehold.files.repair",
     "Namespace": "leasehold.files.namespace",
     "RecoveryPlan": "leasehold.files.recovery",
     "RecoveryProgress": "leasehold.files.recovery",

@@ -149,7 +149,7 @@ class _Copy:
     def __init__(self, volume: Volume, block: Block, *, disk: Disk) -> None:
         self.directory = volume.directory(block.id)
         self._stem = volume.meta_path(block.id, block.generation).removesuffix("meta") + "t"
-        self._data_path = volume.data_path(block.id)
+        self._data_path = volume.data_of(block)
         self._disk = disk
         self._fds: list[int] = []
         self.tails: list[str] = []

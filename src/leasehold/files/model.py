@@ -178,7 +178,11 @@ def newer_volume(volume: str, mark: VolumeMark, known: VolumeMark) -> VolumeNewe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """A block as the journal knows it. ``length`` and ``checksum`` count when it is complete."""
+    """A block as the journal knows it. ``length`` and ``checksum`` count when it is complete.
+
+    ``copies`` are those volumes whose replica was copied from others once the block was complete,
+    each with the epoch of the copy; it is in the names of its files.
+    """
 
     id: int
     file_id: int
@@ -189,6 +193,23 @@ class Block:
     length: int
     checksum: int
     volumes: tuple[str, ...]
+    copies: tuple[tuple[str, int], ...] = ()
+
+    def copy_on(self, volume_id: str) -> int:
+        """Return the epoch of the copy on a volume; 0 if the replica is the writer's own."""
+        return dict(self.copies).get(volume_id, 0) if self.copies else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockCopy:
+    """A copy that is being made; the claim to it ends by the store's clock, unless renewed.
+
+    ``epoch`` is drawn for it alone. Only the journal's current claim can be committed.
+    """
+
+    block: Block
+    volume: str
+    epoch: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -324,6 +345,8 @@ class FileOptions:
         monitor_interval: how often the monitor runs.
         monitor_budget: after this time a pass of the monitor begins no further recovery.
         recovery_timeout: how long one recovery may take before another may begin.
+        repair_interval: how often some blocks are checked for copies that are missing.
+        repair_bytes: how many bytes of missing copies one pass copies; 0: none.
         replication: how many volumes a block is on; by default 3, or all if there are fewer.
         min_replicas: a writer whose block is on fewer volumes than this stops.
         block_bytes: how many bytes until the next block begins.
@@ -339,6 +362,8 @@ class FileOptions:
     monitor_interval: timedelta = timedelta(seconds=2)
     monitor_budget: timedelta = timedelta(seconds=1)
     recovery_timeout: timedelta = timedelta(seconds=90)
+    repair_interval: timedelta = timedelta(seconds=10)
+    repair_bytes: int = 64 << 20
     replication: int | None = None
     min_replicas: int = 1
     block_bytes: int = 128 << 20
@@ -352,6 +377,7 @@ class FileOptions:
             "monitor_interval",
             "monitor_budget",
             "recovery_timeout",
+            "repair_interval",
         ):
             seconds_of(getattr(self, what), what=what, min_s=_MIN_S, max_s=_MAX_S)
         if self.hard_limit < self.soft_limit:
@@ -366,6 +392,7 @@ class FileOptions:
             )
         check_replication(self.replication)
         check_block_size(self.block_bytes)
+        _check_whole(self.repair_bytes, "repair_bytes", 0, _MAX_BLOCK_BYTES)
         max_replicas = self.replication or _MAX_REPLICATION
         if not 1 <= self.min_replicas <= max_replicas:
             raise InvalidOptions(

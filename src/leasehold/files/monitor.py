@@ -23,6 +23,7 @@ from leasehold.errors import (
     UnknownFile,
 )
 from leasehold.files import fence as sealing
+from leasehold.files.block_copy import remove_copy
 from leasehold.files.model import RecoveryReason
 from leasehold.files.recovery import run_recovery
 
@@ -160,9 +161,14 @@ def sweep(context: RecoveryContext, *, is_over: Callable[[], bool] = lambda: Fal
         gone, failed = _remove_trash(context, unavailable, is_over)
         if gone:
             context.journal.forget_trash(gone)
-        removed += len(gone)
+        copies, failed_too = _remove_copies(context, unavailable | failed, is_over)
+        if copies:
+            context.journal.forget_copies(copies)
+        removed += len(gone) + len(copies)
+        failed |= failed_too
         unavailable |= failed
-        if (not failed and len(gone) < _MAX_PER_PASS) or is_over():
+        more = _MAX_PER_PASS in {len(gone), len(copies)}
+        if not (failed or more) or is_over():
             return removed
 
 
@@ -178,12 +184,38 @@ def _remove_trash(
         if volume_id in failed:
             continue
         try:
-            if volume_id not in usable:
-                usable[volume_id] = context.volumes.usable(volume_id)
-            sealing.remove(usable[volume_id], block_id, disk=context.disk)
+            if not context.volumes.is_replaced(volume_id):
+                if volume_id not in usable:
+                    usable[volume_id] = context.volumes.usable(volume_id)
+                sealing.remove(usable[volume_id], block_id, disk=context.disk)
         except (LeaseholdError, OSError) as error:
             log.debug("block %x stays on volume %s for now: %s", block_id, volume_id, error)
             failed.add(volume_id)
         else:
             gone.append((block_id, volume_id))
+    return gone, failed
+
+
+def _remove_copies(
+    context: RecoveryContext, unavailable: set[str], is_over: Callable[[], bool]
+) -> tuple[list[tuple[int, str, int]], set[str]]:
+    """Remove copies whose claim has ended, and those of deleted files."""
+    gone: list[tuple[int, str, int]] = []
+    failed: set[str] = set()
+    for block_id, volume_id, epoch in context.journal.copies_over(
+        limit=_MAX_PER_PASS, without=unavailable
+    ):
+        if is_over():
+            break
+        if volume_id in failed:
+            continue
+        try:
+            if not context.volumes.is_replaced(volume_id):
+                volume = context.volumes.usable(volume_id)
+                remove_copy(volume, block_id, epoch, disk=context.disk)
+        except (LeaseholdError, OSError) as error:
+            log.debug("a copy of block %x stays on %s for now: %s", block_id, volume_id, error)
+            failed.add(volume_id)
+        else:
+            gone.append((block_id, volume_id, epoch))
     return gone, failed

@@ -33,6 +33,7 @@ from leasehold.errors import (
     StoreError,
     UnknownFile,
     UsageError,
+    VolumeUnusable,
 )
 from leasehold.files import monitor, recovery
 from leasehold.files.disk import SystemDisk
@@ -49,6 +50,7 @@ from leasehold.files.open_files import BoundedDisk
 from leasehold.files.reader import FileReader
 from leasehold.files.recovery import RecoveryContext, RecoveryPlan, RecoveryProgress
 from leasehold.files.renewer import Renewer
+from leasehold.files.repair import MissingCopy, Repairer, copying, missing_copies
 from leasehold.files.verify import Fault, verify
 from leasehold.files.volumes import DEFAULT_REPLICATION, Volumes
 from leasehold.files.writer import FileWriter
@@ -56,7 +58,7 @@ from leasehold.names import holder_id, seconds_of
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from concurrent.futures import Executor
     from pathlib import Path
     from types import TracebackType
@@ -273,6 +275,9 @@ class Namespace:
             interval_s=options.monitor_interval.total_seconds(),
             budget_s=options.monitor_budget.total_seconds(),
         )
+        self.repairer = Repairer(
+            around, _new_holder("repair"), clock=clock, rng=self._rng, options=options
+        )
 
     @classmethod
     def open(
@@ -328,6 +333,7 @@ class Namespace:
         namespace = cls(around, holder, options=options, clock=clock, helpers=helpers)
         if run_monitor:
             namespace.monitor.start()
+            namespace.repairer.start()
         return namespace
 
     @property
@@ -618,6 +624,66 @@ class Namespace:
         """Return the volumes that are newer than the database, by id, each with the error."""
         return self._context.volumes.newer()
 
+    def missing_copies(
+        self,
+        path: str | None = None,
+        *,
+        compare: bool = False,
+        progress: Callable[[int], None] = lambda _: None,
+    ) -> Iterator[MissingCopy]:
+        """Yield the copies of complete blocks that are missing: of one file, or of all.
+
+        ``compare`` also finds those that are damaged: every replica is read. ``progress`` gets the
+        number of bytes compared since its last call.
+
+        Raises:
+            UnknownFile: there is no such file.
+        """
+        return missing_copies(self._context, path=path, compare=compare, progress=progress)
+
+    def repair(
+        self, missing: MissingCopy, *, progress: Callable[[int], None] = lambda _: None
+    ) -> None:
+        """Make a missing copy now; it is compared and durable when this returns.
+
+        ``progress`` gets the number of bytes copied since its last call.
+
+        Raises:
+            FencedWrite: another process copies the block, or it is not as it was seen.
+            DataDamaged: some of its bytes are sound on no volume that answers.
+            VolumeUnusable: the volume cannot be written, or it failed.
+        """
+        try:
+            for count in copying(missing, self._context, self._holder, self._clock):
+                progress(count)
+        except OSError as error:
+            if isinstance(error, LeaseholdError):
+                raise
+            raise VolumeUnusable(
+                f"volume {missing.volume} failed: {error}. No copy was made; repair it or make room"
+            ) from error
+        monitor.sweep(self._context)
+
+    def check_replacement(self, volume_id: str, root: Path | str) -> None:
+        """Return if ``replace_volume`` may be called so; change nothing.
+
+        Raises:
+            UsageError: the volume answers, or there is none with this id.
+        """
+        self._context.volumes.check_replacement(volume_id, root)
+
+    def replace_volume(self, volume_id: str, root: Path | str) -> str:
+        """Forget a volume that is gone for good and make one at ``root`` in its place.
+
+        ``root`` is a new, empty directory; it may have the old path. Returns the new volume's id.
+        The copies of the old volume are missing from then on, and made again on others.
+
+        Raises:
+            UsageError: the volume answers, or there is none with this id.
+            VolumeUnusable: no volume can be made at ``root``.
+        """
+        return self._context.volumes.replace(volume_id, root)
+
     def adopt_volumes(self) -> VolumeMark:
         """Continue with an older database under newer volumes; return the highest mark.
 
@@ -640,6 +706,7 @@ class Namespace:
         self._closing.set()
         self._renewer.close()
         self.monitor.close()
+        self.repairer.close()
         try:
             self._journal.leave(self._holder)
         finally:

@@ -111,7 +111,7 @@ def records(
 
     Only what is new is read: a block keeps its records, in their order, also in a recovery.
     """
-    path: str | None = volume.meta_path(block.id, block.generation)
+    path: str | None = volume.meta_of(block)
     for _ in range(_TRIES):
         if path is None:
             break
@@ -136,7 +136,7 @@ def with_length(block: Block, length: int) -> Block:
 
 def read(block: Block, volume: Volume, offset: int, size: int, *, disk: Disk) -> bytes:
     """Return bytes of a replica, fewer only at the end of its file, without checking them."""
-    fd = disk.open(volume.data_path(block.id))
+    fd = disk.open(volume.data_of(block))
     try:
         return disk.read_at(fd, size, offset)
     finally:
@@ -150,7 +150,7 @@ def map_block(block: Block, volume: Volume, length: int) -> memoryview:
     """
     if length == 0:
         return memoryview(b"")
-    fd = volume.disk.open(volume.data_path(block.id))
+    fd = volume.disk.open(volume.data_of(block))
     try:
         have = volume.disk.size(fd)
         if have < length:
@@ -165,7 +165,7 @@ def map_block(block: Block, volume: Volume, length: int) -> memoryview:
 
 def trailing_bytes(block: Block, volume: Volume, *, disk: Disk) -> int:
     """Return how many bytes follow the end of a complete block; they are never read."""
-    fd = disk.open(volume.data_path(block.id))
+    fd = disk.open(volume.data_of(block))
     try:
         return max(0, disk.size(fd) - block.length)
     finally:
@@ -174,7 +174,7 @@ def trailing_bytes(block: Block, volume: Volume, *, disk: Disk) -> int:
 
 def verify(block: Block, volume: Volume, *, disk: Disk) -> list[str]:
     """Return what is wrong with the replica of a complete block; nothing if every bit is right."""
-    path = volume.meta_path(block.id, block.generation)
+    path = volume.meta_of(block)
     try:
         fd = disk.open(path)
     except FileNotFoundError:
@@ -188,7 +188,7 @@ def verify(block: Block, volume: Volume, *, disk: Disk) -> list[str]:
     faults = _header_faults(block, front)
     faults += _record_faults(block, parsed, meta_bytes)
     try:
-        data = disk.open(volume.data_path(block.id))
+        data = disk.open(volume.data_of(block))
     except FileNotFoundError:
         return [*faults, f"block {block.id:#x} has no data file"]
     try:
@@ -198,9 +198,26 @@ def verify(block: Block, volume: Volume, *, disk: Disk) -> list[str]:
     return faults
 
 
+def absence(block: Block, volume: Volume, *, disk: Disk) -> list[str]:
+    """Return what is missing of the replica of a complete block, without comparing its bytes."""
+    if not disk.exists(volume.meta_of(block)):
+        return [f"block {block.id:#x} has no meta file of generation {block.generation}"]
+    try:
+        data = disk.open(volume.data_of(block))
+    except FileNotFoundError:
+        return [f"block {block.id:#x} has no data file"]
+    try:
+        have = disk.size(data)
+    finally:
+        disk.close(data)
+    if have < block.length:
+        return [f"block {block.id:#x} has {have} bytes of {block.length}"]
+    return []
+
+
 def _read_front(volume: Volume, block: Block, *, disk: Disk) -> _SeenHeader | None:
     """Read the header, then check that the name still exists; if not, find the new one."""
-    path: str | None = volume.meta_path(block.id, block.generation)
+    path: str | None = volume.meta_of(block)
     after = False
     seen = None
     for _ in range(_TRIES):
@@ -230,7 +247,7 @@ def _renamed_records(volume: Volume, block: Block, *, disk: Disk) -> tuple[str |
     """
     found = block_files(volume, block, disk=disk)
     if found.meta:
-        return volume.meta_path(block.id, block.generation), False
+        return volume.meta_of(block), False
     if found.fenced:  # the copy is not finished yet
         return fenced_path(volume, block, found.fenced[-1]), False
     if found.frozen:
@@ -242,7 +259,7 @@ def _renamed_records(volume: Volume, block: Block, *, disk: Disk) -> tuple[str |
 
 def read_records(volume: Volume, block: Block, *, disk: Disk) -> ParsedRecords | None:
     """Return the records of a replica under its current name; None if it has none."""
-    path: str | None = volume.meta_path(block.id, block.generation)
+    path: str | None = volume.meta_of(block)
     for _ in range(_TRIES):
         if path is None:
             return None
@@ -445,7 +462,7 @@ class FileReader:
         length = sum(block.length for block in self._blocks if block.state is BlockState.COMPLETE)
         if self._blocks and self._blocks[-1].state is BlockState.OPEN:
             last = self._blocks[-1]
-            volumes = [self._context.volumes.get(each) for each in last.volumes]
+            volumes = self._context.volumes.known(last.volumes)
             visible = visible_length(
                 last,
                 volumes,
@@ -464,6 +481,18 @@ class FileReader:
 
     def _read_part(self, block: Block, start: int, end: int) -> bytes:
         """Return the next bytes from the first volume that has them sound; all, or some of them."""
+        try:
+            return self._read_sound(block, start, end)
+        except (DataDamaged, VolumeUnusable):
+            # Since this file was opened, its blocks may have been copied to other volumes.
+            now = self._context.journal.block(block.id)
+            if now is None or (now.volumes, now.copies) == (block.volumes, block.copies):
+                raise
+            moved = replace(block, volumes=now.volumes, copies=now.copies)
+            self._blocks = tuple(moved if each.id == block.id else each for each in self._blocks)
+            return self._read_sound(moved, start, end)
+
+    def _read_sound(self, block: Block, start: int, end: int) -> bytes:
         damaged: list[str] = []
         unreachable: list[str] = []
         for volume_id in block.volumes:

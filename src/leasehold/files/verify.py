@@ -44,6 +44,7 @@ def verify(
         Fault(path=status.path, volume="-", what=loss.message)
         for loss in context.journal.losses(status.id)
     ]
+    known = {volume.id for volume in context.volumes.all()}
     for block in blocks:
         if block.state is not BlockState.COMPLETE:
             continue
@@ -53,15 +54,11 @@ def verify(
                 for what in _faults(block, volume_id, context)
             )
             progress(block.length)
-        if len(block.volumes) < min(status.replication, len(context.volumes)):
-            found.append(
-                Fault(
-                    path=status.path,
-                    volume="-",
-                    what=f"block {block.id:#x} is on {len(block.volumes)} of "
-                    f"{status.replication} volumes",
-                )
-            )
+        have = len(known.intersection(block.volumes))
+        wanted = min(status.replication, len(known))
+        if have < wanted:
+            what = f"block {block.id:#x} is on {have} of {wanted} volumes"
+            found.append(Fault(path=status.path, volume="-", what=what))
     return found
 
 

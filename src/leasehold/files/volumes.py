@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from leasehold.errors import VolumeNewer
     from leasehold.files.disk import Disk
     from leasehold.files.journal import Journal
+    from leasehold.files.model import Block
 
 FORMAT: Final = 1
 _IDENTITY = "VOLUME"
@@ -140,7 +141,7 @@ class Volume:
         if found is None:
             raise VolumeUnusable(
                 f"volume {self.id!r} is not at {self.root}: there is no {_IDENTITY} file. Is the "
-                "disk mounted? A new volume has to be made first."
+                "disk mounted? If it is gone for good, see `leasehold files replace`."
             )
         raise VolumeUnusable(
             f"{self.root} is volume {found.volume!r} of namespace {found.namespace!r}, not "
@@ -158,6 +159,22 @@ class Volume:
     def meta_path(self, block_id: int, generation: int) -> str:
         """Return the records of a block, under one generation."""
         return f"{self._blocks}/{block_id & 0xFF:02x}/{block_id:016x}-{generation:016x}.meta"
+
+    def copy_path(self, block_id: int, copy_epoch: int, kind: str) -> str:
+        """Return a file, ``data`` or ``meta``, of a replica that was copied under this epoch."""
+        return f"{self._blocks}/{block_id & 0xFF:02x}/{block_id:016x}+{copy_epoch:016x}.{kind}"
+
+    def data_of(self, block: Block) -> str:
+        """Return the bytes of a block: of the writer's own replica, or of a copy."""
+        epoch = block.copy_on(self.id)
+        return self.copy_path(block.id, epoch, "data") if epoch else self.data_path(block.id)
+
+    def meta_of(self, block: Block) -> str:
+        """Return the records of a block: of the writer's own replica, or of a copy."""
+        epoch = block.copy_on(self.id)
+        if epoch:
+            return self.copy_path(block.id, epoch, "meta")
+        return self.meta_path(block.id, block.generation)
 
     def open_mark(self, block_id: int, epoch: int, *, disk: Disk) -> int:
         """Write a block id and an epoch into the mark; return the descriptor, to sync and close.
@@ -217,6 +234,20 @@ class Volume:
         """Return the free bytes; raise ``OSError`` if the volume fails."""
         return self.disk.free_bytes(self.root)
 
+    def restore_directories(self) -> None:
+        """Make those directories again that are missing, durably; the identity must be there."""
+        with suppress(FileNotFoundError):
+            if len(self.disk.names(self._blocks)) >= _DIRECTORIES:
+                return
+        self._make_directories()
+        self.disk.sync_directory(self.root, what="volume")
+
+    def _make_directories(self) -> None:
+        self.disk.make_directory(self._blocks, what="volume")
+        for number in range(_DIRECTORIES):
+            self.disk.make_directory(f"{self._blocks}/{number:02x}", what="volume")
+        self.disk.sync_directory(self._blocks, what="volume")
+
     def _is(self, found: VolumeIdentity) -> bool:
         return found.volume == self.id and self.namespace in {"", found.namespace}
 
@@ -238,10 +269,7 @@ class Volume:
     def _prepare(self) -> None:
         """The identity comes last: a directory that has it has everything."""
         disk = self.disk
-        disk.make_directory(self._blocks, what="volume")
-        for number in range(_DIRECTORIES):
-            disk.make_directory(f"{self._blocks}/{number:02x}", what="volume")
-        disk.sync_directory(self._blocks, what="volume")
+        self._make_directories()
         with suppress(FileExistsError):
             disk.close(disk.create(f"{self.root}/{_MARKS}", what="volume"))
         fields = {"format": FORMAT, "namespace": self.namespace, "volume": self.id}
@@ -279,14 +307,19 @@ _RECHECK_INTERVAL_S = 1.0
 
 
 class Volumes:
-    """All volumes by id. Safe to use from several threads: it is only ever added to."""
+    """All volumes by id. Safe to use from several threads.
+
+    One that was replaced is no longer chosen or listed, and those that have it open still get it.
+    """
 
     def __init__(self, known: Iterable[Volume], *, clock: Clock) -> None:
         self._by_id = {volume.id: volume for volume in known}
+        self._replaced: frozenset[str] = frozenset()
         self._clock = clock
         self._checked_at: dict[str, float] = {}
         self._list_volumes: Callable[[], Iterable[Volume]] = tuple
         self._numbers: Callable[[], VolumeMark] | None = None
+        self._make_in_place_of: Callable[[str, str], str] | None = None
 
     @classmethod
     def opened(
@@ -318,19 +351,90 @@ class Volumes:
             now = journal.volumes().items()
             return [Volume(id_, path, disk, namespace=namespace) for id_, path in now]
 
+        def make_in_place_of(volume_id: str, path: str) -> str:
+            made = _volume_id_at(path, disk=disk, namespace=namespace, new_id=new_id)
+            if made == volume_id:  # it is the volume itself, at another path
+                journal.register_volume(volume_id, path)
+            else:
+                journal.replace_volume(volume_id, by=made, path=path)
+            return made
+
         volumes = cls(listed(), clock=clock)
         volumes._list_volumes = listed
+        volumes._make_in_place_of = make_in_place_of
         volumes._numbers = journal.numbers
         for error in volumes.newer().values():
             log.error("%s", error)
         return volumes
 
     def __len__(self) -> int:
-        return len(self._by_id)
+        return len(self.all())
 
     def all(self) -> Sequence[Volume]:
         """Return every volume, usable or not."""
-        return tuple(self._by_id.values())
+        return tuple(each for each in self._by_id.values() if each.id not in self._replaced)
+
+    def refresh(self) -> None:
+        """Learn which volumes were added or replaced by other processes."""
+        listed = {volume.id: volume for volume in self._list_volumes()}
+        if listed:
+            moved = {
+                id_ for id_, old in self._by_id.items() if listed.get(id_, old).root != old.root
+            }
+            self._by_id = {
+                id_: volume for id_, volume in (listed | self._by_id).items() if id_ not in moved
+            } | {id_: listed[id_] for id_ in moved}
+            self._replaced = frozenset(self._by_id) - frozenset(listed)
+
+    def replace(self, volume_id: str, root: Path | str) -> str:
+        """Forget a volume that is gone for good, make one at ``root``, and return its id.
+
+        Safe to repeat. A volume that is found at ``root`` under its own id has only moved.
+
+        Raises:
+            UsageError: the volume answers, or there is none, or ``root`` is that of another.
+            VolumeUnusable: no volume can be made at ``root``.
+        """
+        path = self.check_replacement(volume_id, root)
+        assert self._make_in_place_of is not None  # noqa: S101 - it was checked
+        made = self._make_in_place_of(volume_id, path)
+        self.refresh()
+        return made
+
+    def check_replacement(self, volume_id: str, root: Path | str) -> str:
+        """Return the absolute path if ``replace`` may be called; nothing is changed."""
+        self.refresh()
+        path = str(Path(root).absolute())
+        at_path = {volume.root: volume.id for volume in self.all()}
+        if volume_id not in at_path.values() or self._make_in_place_of is None:
+            raise UsageError(f"there is no volume {volume_id}: see `leasehold files volumes`")
+        if at_path.get(path, volume_id) != volume_id:
+            raise UsageError(
+                f"{path} is volume {at_path[path]}. Give the new volume a directory of its own."
+            )
+        with suppress(VolumeUnusable):
+            self.readable(volume_id)
+            raise UsageError(
+                f"volume {volume_id} answers at {self.get(volume_id).root}: it need not be "
+                "replaced. Missing copies on it are made again by themselves, or at once by "
+                "`leasehold files repair --execute`. To take it out of service, unmount it first."
+            )
+        return path
+
+    def is_replaced(self, volume_id: str) -> bool:
+        """Return whether the journal no longer knows this volume: nothing of it is left to tidy."""
+        if any(each.id == volume_id for each in self.all()):
+            return False
+        self.refresh()
+        return bool(self.all()) and all(each.id != volume_id for each in self.all())
+
+    def known(self, volume_ids: Iterable[str]) -> list[Volume]:
+        """Return the volumes with these ids, without those that the journal does not know."""
+        found = []
+        for each in volume_ids:
+            with suppress(VolumeUnusable):
+                found.append(self.get(each))
+        return found
 
     def get(self, volume_id: str) -> Volume:
         """Return the volume with this id."""
@@ -339,7 +443,9 @@ class Volumes:
         try:
             return self._by_id[volume_id]
         except KeyError:
-            raise VolumeUnusable(f"the journal knows no volume {volume_id}") from None
+            raise VolumeUnusable(
+                f"the journal knows no volume {volume_id}: it was replaced"
+            ) from None
 
     def readable(self, volume_id: str) -> Volume:
         """Return the volume with this id, after a check that it is the right one."""
@@ -386,7 +492,7 @@ class Volumes:
 
     def choose(self, *, replication: int, min_volumes: int, turn: int) -> tuple[Volume, ...]:
         """Choose volumes for a new block in turn; skip those that cannot be used."""
-        ordered = sorted(self._by_id.values(), key=lambda volume: volume.id)
+        ordered = sorted(self.all(), key=lambda volume: volume.id)
         first = turn % len(ordered)
         found: list[Volume] = []
         errors: list[str] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from tests.support.command import CommandLine
@@ -476,3 +477,167 @@ def test_accept_loss_counts_the_events_of_a_segment(
     done = leasehold("files", "recover", path, "--accept-loss", "--execute")
     assert (done.code, "at least 3 events" in done.err) == (1, True)
     assert "at least 3 events" in leasehold("files", "show", path).out
+
+
+def _volume_id(files: Namespace, root: Path) -> str:
+    return next(volume.id for volume in files.volumes if volume.root == str(root))
+
+
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A directory with a short path, so that a table has its usual width."""
+    with TemporaryDirectory(prefix="lh", dir="/tmp") as made:
+        yield Path(made)
+
+
+@pytest.mark.spec("F9")
+def test_volumes_verify_and_repair_say_the_same_of_a_volume_that_came_back_empty(
+    short: Path, leasehold: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, two = f"sqlite:///{short}/s.db", short / "two"
+    monkeypatch.setenv("LEASEHOLD_STORE", store)
+    with Namespace.open(store, volumes=[short / "one", two], run_monitor=False) as files:
+        written(files, "/a", b"x" * 1000)
+        written(files, "/b", b"y" * 234)
+        lost = _volume_id(files, two)
+    whole = leasehold("files", "volumes")
+    assert (whole.code, whole.err) == (0, "")
+    assert leasehold("files", "repair").err == (
+        "2 files, all replicas: nothing is missing or damaged\n"
+    )
+    shutil.rmtree(two / "blocks")
+
+    table = leasehold("files", "volumes")
+    assert (table.code, table.widest <= 80) == (0, True)
+    assert table.out.splitlines()[0].split() == (
+        ["id", "path", "usable", "free", "missing", "trouble"]
+    )
+    lines = {line.split()[1]: line.split() for line in table.out.splitlines()[2:]}
+    assert lines[str(two)][0] == lost
+    assert lines[str(two)][-4:] == ["2,", "1.2", "kB", "-"]
+    assert lines[str(short / "one")][-2:] == ["-", "-"]
+    assert table.err == "2 copies, 1.2 kB missing: see `leasehold files repair`\n"
+    rows = {row["id"]: row for row in leasehold("files", "volumes", "-ojson").json}
+    assert (rows[lost]["missing_blocks"], rows[lost]["missing_bytes"]) == (2, 1234)
+
+    verified = leasehold("files", "verify", "-ojson")
+    plan = leasehold("files", "repair")
+    assert (verified.code, plan.code, plan.widest <= 80) == (1, 0, True)
+    assert plan.out.splitlines()[0].split() == ["path", "volume", "bytes", "what"]
+    for line, fault in zip(plan.out.splitlines()[2:], verified.json, strict=True):
+        size = {"/a": "1.0 kB", "/b": "234 B"}[fault["path"]]
+        assert line.split() == [fault["path"], lost, *size.split(), *fault["what"].split()]
+    assert plan.err == "nothing was done; with --execute: 2 copies, 1.2 kB\n"
+    assert "`leasehold files repair` makes the others again" in verified.err
+
+    quick = leasehold("files", "repair", "/a", "--quick", "-ojsonl")
+    assert quick.jsonl == [
+        {
+            "path": "/a",
+            "block": "0x1",
+            "bytes": 1000,
+            "volume": lost,
+            "sound_copies": 1,
+            "what": "block 0x1 has no meta file of generation 1",
+            "trouble": None,
+        }
+    ]
+    done = leasehold("files", "repair", "--execute")
+    assert (done.code, done.err) == (0, "made: 2 copies, 1.2 kB\n")
+    assert leasehold("files", "verify").code == 0
+    assert leasehold("files", "volumes").err == ""
+    assert "copied" in leasehold("files", "show", "/a").out
+
+
+@pytest.mark.spec("F9")
+def test_repair_also_finds_damage_and_says_what_cannot_be_made(
+    leasehold: CommandLine, files: Namespace, tmp_path: Path
+) -> None:
+    written(files, "/a", b"x" * 1000)
+    written(files, "/b", b"y" * 1000)
+    for number, data in enumerate(sorted((tmp_path / "one").rglob("*.data"))):
+        data.write_bytes(b"z" * 1000)
+        if number:  # of /b no copy is left
+            next((tmp_path / "two").rglob(data.name)).write_bytes(b"z" * 1000)
+    assert leasehold("files", "repair", "--quick").code == 0
+    plan = leasehold("files", "repair", "-ojson")
+    assert plan.code == 1
+    assert [(row["path"], row["trouble"] is None) for row in plan.json] == (
+        [("/b", False), ("/b", False), ("/a", True)]
+    )
+    assert "with --execute: 1 copy, 1.0 kB" in plan.err
+    assert "cannot be made now: 2 copies, 2.0 kB: no volume that answers has" in plan.err
+    done = leasehold("files", "repair", "--execute")
+    assert (done.code, "made: 1 copy, 1.0 kB" in done.err) == (1, True)
+    assert leasehold("files", "verify", "/a").code == 0
+    assert leasehold("files", "verify", "/b").code == 1
+
+
+@pytest.mark.spec("F9")
+def test_repair_leaves_a_copy_to_the_process_that_makes_it_and_exits_with_4(
+    leasehold: CommandLine, files: Namespace, tmp_path: Path
+) -> None:
+    written(files, "/a", b"x" * 1000)
+    shutil.rmtree(tmp_path / "two" / "blocks")
+    (missing,) = files.missing_copies("/a")
+    journal = files._context.journal
+    copy = journal.begin_copy(missing.block, missing.volume, files._holder)
+    held = leasehold("files", "repair", "--execute")
+    assert held.code == 4
+    assert f"{files.holder} copies it to volume" in held.err
+    journal.end_copy(copy)
+    assert leasehold("files", "repair", "--execute").code == 0
+
+
+@pytest.mark.spec("F9")
+def test_replace_shows_its_plan_and_repair_makes_the_copies_on_the_new_volume(
+    leasehold: CommandLine, files: Namespace, tmp_path: Path
+) -> None:
+    written(files, "/a", b"x" * 1000)
+    old, two = _volume_id(files, tmp_path / "two"), tmp_path / "two"
+    alive = leasehold("files", "replace", old, str(two))
+    assert (alive.code, alive.out) == (2, "")
+    assert "it need not be replaced" in alive.err
+    shutil.rmtree(two)
+    away = leasehold("files", "repair")
+    assert away.code == 1
+    assert "cannot be made now: 1 copy, 1.0 kB: volume" in away.err
+    assert "`leasehold files replace`" in away.err
+    two.mkdir()
+    plan = leasehold("files", "replace", old, str(two), "-ojson")
+    assert plan.code == 0
+    assert plan.json == {
+        "volume": old,
+        "directory": str(two),
+        "missing_copies": 1,
+        "missing_bytes": 1000,
+        "blocks_without_copy": 0,
+    }
+    assert f"nothing was done: with --execute, volume {old} is forgotten." in plan.err
+    done = leasehold("files", "replace", old, str(two), "--execute", "-ojson")
+    assert done.code == 0
+    new = done.json["new_volume"]
+    assert "1 copy, 1.0 kB missing: see `leasehold files repair`" in done.err
+    assert leasehold("files", "replace", old, str(two), "--execute").code == 2  # it is forgotten
+    [row] = leasehold("files", "repair", "--execute", "-ojsonl").jsonl
+    assert (row["volume"], row["what"]) == (new, "block 0x1 is on 1 of 2 volumes")
+    assert leasehold("files", "verify").code == 0
+
+
+@pytest.mark.spec("F9")
+def test_replace_says_that_a_block_had_its_only_copy_there(
+    leasehold: CommandLine, files: Namespace, tmp_path: Path
+) -> None:
+    with files.create("/a", replication=1) as writer:
+        writer.write(b"x" * 1000)
+    (block,) = files.read("/a").blocks
+    root = next(Path(each.root) for each in files.volumes if each.id == block.volumes[0])
+    shutil.rmtree(root)
+    plan = leasehold("files", "replace", block.volumes[0], str(root))
+    assert "1 block would have no copy that answers" in plan.err
+    assert leasehold("files", "replace", block.volumes[0], str(root), "--execute").code == 0
+    lost = leasehold("files", "repair", "--execute")
+    assert lost.code == 1
+    assert "no volume that answers has" in lost.err
+    verified = leasehold("files", "verify")
+    assert (verified.code, "without fault" not in verified.err) == (1, True)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from leasehold.clock import SystemClock
 from leasehold.errors import UnknownFile
-from leasehold.files.journal import steps
+from leasehold.files.journal import copy_steps, steps
 from leasehold.files.journal.group_commit import MAX_STEPS, ExpectedRead, JournalGroupCommit
 from leasehold.files.journal.rows import FileRow, blocks_of, entry_of, loss_of
 from leasehold.files.journal.unit_of_work import KEPT_LINES, JournalWork, as_json
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from leasehold.clock import Clock
     from leasehold.files.model import (
         Block,
+        BlockCopy,
         FileHolder,
         FileLeaseLimits,
         FileLoss,
@@ -137,6 +138,13 @@ class Journal:
     def volumes(self) -> dict[str, str]:
         """Return the path of each volume by its id."""
         return self._read(steps.volumes)
+
+    def replace_volume(self, volume_id: str, *, by: str, path: str) -> None:
+        """Forget a volume that is gone for good; register the one that takes its place."""
+        self._group.run(
+            "replace volume",
+            lambda work: copy_steps.replace_volume(work, volume_id, by=by, path=path),
+        )
 
     def numbers(self) -> VolumeMark:
         """Return the highest block id and epoch that were drawn."""
@@ -417,6 +425,71 @@ class Journal:
             return last, frozenset(path for (path,) in rows)
 
         return self._read(query)
+
+    # ------------------------------------------------------------ copies
+
+    def blocks_after(self, block_id: int, *, limit: int) -> builtins.list[tuple[str, int, Block]]:
+        """Return complete blocks in the order of their ids, with path and replication."""
+
+        def query(work: JournalWork) -> builtins.list[tuple[str, int, Block]]:
+            rows = work.tx.all("blocks_after", after=block_id, limit=limit)
+            files = {row[2]: (str(row[0]), int(row[1])) for row in rows}
+            return [(*files[each.id], each) for each in blocks_of(row[2:] for row in rows)]
+
+        return self._read(query)
+
+    def begin_copy(
+        self, block: Block, volume: str, holder: FileHolder, *, mark: VolumeMark = NO_MARK
+    ) -> BlockCopy:
+        """Claim the copy of a complete block to a volume, for the time of an attempt.
+
+        Raises:
+            FencedWrite: another process copies it, or it is not as it was seen.
+            VolumeNewer: ``mark``, that of the volume, is above the journal's numbers.
+        """
+        return self._group.run(
+            "copy begun",
+            lambda work: copy_steps.begin(work, block, volume, holder=holder, mark=mark),
+        )
+
+    def renew_copy(self, copy: BlockCopy) -> None:
+        """Extend the claim; ``FencedWrite`` if it was ended."""
+        self._group.run("copy renewed", lambda work: copy_steps.renew(work, copy))
+
+    def commit_copy(self, copy: BlockCopy, holder: FileHolder) -> None:
+        """Make a copy that is durable a replica of its block; what it replaces is removed.
+
+        Raises:
+            FencedWrite: the claim was ended, or the block is gone.
+        """
+        self._group.run("copied", lambda work: copy_steps.commit(work, copy, holder=holder))
+
+    def end_copy(self, copy: BlockCopy) -> None:
+        """Give a copy up; its files are removed."""
+        self._group.run("copy ended", lambda work: copy_steps.end(work, copy))
+
+    def copies_over(
+        self, *, limit: int, without: Iterable[str] = ()
+    ) -> builtins.list[tuple[int, str, int]]:
+        """Return copies to remove, as block id, volume id and epoch; end those that are late."""
+
+        def query(work: JournalWork) -> builtins.list[tuple[int, str, int, int]]:
+            return work.tx.all("copies_over", now=work.now, limit=limit, without=as_json(without))
+
+        found = self._read(query)
+        if not all(is_over for *_, is_over in found):
+            self._group.run("copies ended", lambda work: copy_steps.end_late(work, limit))
+            found = self._read(query)
+        return [(block, volume, epoch) for block, volume, epoch, is_over in found if is_over]
+
+    def forget_copies(self, removed: Iterable[tuple[int, str, int]]) -> None:
+        """Forget copies that have been removed."""
+        params: builtins.list[Params] = [
+            {"block_id": block, "volume_id": volume, "epoch": epoch, "is_over": 1}
+            for block, volume, epoch in removed
+        ]
+        if params:
+            self._group.run("forget copies", lambda work: work.tx.many("copy_forget", params))
 
     # ------------------------------------------------------------- paths
 

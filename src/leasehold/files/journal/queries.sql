@@ -141,6 +141,9 @@ ON CONFLICT (id) DO UPDATE SET path = excluded.path;
 -- name: volumes
 SELECT id, path FROM fs_volume ORDER BY id;
 
+-- name: volume_drop
+DELETE FROM fs_volume WHERE id = :id;
+
 
 -- Files
 
@@ -288,7 +291,7 @@ SELECT
     fs_seen.*,
     fs_block.id AS block_id, fs_block.file_id, fs_block.idx, fs_block.generation,
     fs_block.state AS block_state, fs_block.start, fs_block.length AS block_length,
-    fs_block.checksum, fs_replica.volume_id
+    fs_block.checksum, fs_replica.volume_id, fs_replica.copy_epoch
 FROM fs_seen
 LEFT JOIN fs_block ON fs_block.file_id = fs_seen.id AND fs_block.state = 'open'
 LEFT JOIN fs_replica ON fs_replica.block_id = fs_block.id
@@ -301,7 +304,7 @@ SELECT
     fs_seen.*,
     fs_block.id AS block_id, fs_block.file_id, fs_block.idx, fs_block.generation,
     fs_block.state AS block_state, fs_block.start, fs_block.length AS block_length,
-    fs_block.checksum, fs_replica.volume_id
+    fs_block.checksum, fs_replica.volume_id, fs_replica.copy_epoch
 FROM fs_seen
 LEFT JOIN fs_block ON fs_block.file_id = fs_seen.id AND fs_block.state = 'open'
 LEFT JOIN fs_replica ON fs_replica.block_id = fs_block.id
@@ -311,7 +314,7 @@ ORDER BY fs_seen.id, fs_replica.volume_id;
 -- name: block
 SELECT
     fs_block.id, fs_block.file_id, fs_block.idx, fs_block.generation, fs_block.state,
-    fs_block.start, fs_block.length, fs_block.checksum, fs_replica.volume_id
+    fs_block.start, fs_block.length, fs_block.checksum, fs_replica.volume_id, fs_replica.copy_epoch
 FROM fs_block LEFT JOIN fs_replica ON fs_replica.block_id = fs_block.id
 WHERE fs_block.id = :id
 ORDER BY fs_replica.volume_id;
@@ -319,7 +322,7 @@ ORDER BY fs_replica.volume_id;
 -- name: blocks
 SELECT
     fs_block.id, fs_block.file_id, fs_block.idx, fs_block.generation, fs_block.state,
-    fs_block.start, fs_block.length, fs_block.checksum, fs_replica.volume_id
+    fs_block.start, fs_block.length, fs_block.checksum, fs_replica.volume_id, fs_replica.copy_epoch
 FROM fs_block LEFT JOIN fs_replica ON fs_replica.block_id = fs_block.id
 WHERE fs_block.file_id = :file_id
 ORDER BY fs_block.idx, fs_replica.volume_id;
@@ -400,7 +403,7 @@ SELECT fs_replica.block_id, fs_replica.volume_id
 FROM fs_file
 INNER JOIN fs_block ON fs_block.file_id = fs_file.id
 INNER JOIN fs_replica ON fs_replica.block_id = fs_block.id
-WHERE fs_file.path >= :low AND fs_file.path < :high
+WHERE fs_file.path >= :low AND fs_file.path < :high AND fs_replica.copy_epoch = 0
 ON CONFLICT DO NOTHING;
 
 -- name: replicas_drop_of_range
@@ -418,3 +421,83 @@ ORDER BY block_id, volume_id LIMIT :limit;
 
 -- name: trash_forget
 DELETE FROM fs_trash WHERE block_id = :block_id AND volume_id = :volume_id;
+
+
+-- Copies
+
+-- name: blocks_after
+-- Complete blocks by their ids, each with the path and the replication of its file.
+SELECT
+    fs_file.path, fs_file.replication,
+    fs_block.id, fs_block.file_id, fs_block.idx, fs_block.generation, fs_block.state,
+    fs_block.start, fs_block.length, fs_block.checksum, fs_replica.volume_id, fs_replica.copy_epoch
+FROM fs_block
+INNER JOIN fs_file ON fs_file.id = fs_block.file_id
+LEFT JOIN fs_replica ON fs_replica.block_id = fs_block.id
+WHERE
+    fs_block.id IN (
+        SELECT id FROM fs_block WHERE id > :after AND state = 'complete' ORDER BY id LIMIT :limit
+    )
+ORDER BY fs_block.id, fs_replica.volume_id;
+
+-- name: replica_write
+INSERT INTO fs_replica (block_id, volume_id, copy_epoch) VALUES (:block_id, :volume_id, :epoch)
+ON CONFLICT (block_id, volume_id) DO UPDATE SET copy_epoch = excluded.copy_epoch;
+
+-- name: replicas_drop_unknown
+-- Those on volumes that were replaced.
+DELETE FROM fs_replica
+WHERE block_id = :block_id AND volume_id NOT IN (SELECT fs_volume.id FROM fs_volume);
+
+-- name: trash_add
+INSERT INTO fs_trash (block_id, volume_id) VALUES (:block_id, :volume_id) ON CONFLICT DO NOTHING;
+
+-- name: copy_add
+INSERT INTO fs_copy (block_id, volume_id, epoch, holder, until_s, is_over)
+VALUES (:block_id, :volume_id, :epoch, :holder, :until_s, :is_over)
+ON CONFLICT DO NOTHING;
+
+-- name: copies_of
+SELECT volume_id, epoch, holder, until_s FROM fs_copy WHERE block_id = :block_id AND is_over = 0;
+
+-- name: copy_renew
+UPDATE fs_copy SET until_s = :until_s
+WHERE block_id = :block_id AND volume_id = :volume_id AND epoch = :epoch AND is_over = 0;
+
+-- name: copy_end
+UPDATE fs_copy SET is_over = 1
+WHERE block_id = :block_id AND volume_id = :volume_id AND epoch = :epoch;
+
+-- name: copies_late
+SELECT block_id, volume_id, epoch FROM fs_copy WHERE is_over = 0 AND until_s <= :now LIMIT :limit;
+
+-- name: copies_over
+-- Those to be removed, and those that were not renewed in time.
+SELECT block_id, volume_id, epoch, is_over FROM fs_copy
+WHERE
+    (is_over = 1 OR until_s <= :now)
+    AND volume_id NOT IN (SELECT value FROM json_each(CAST(:without AS TEXT)))
+ORDER BY block_id, volume_id, epoch
+LIMIT :limit;
+
+-- name: copy_forget
+DELETE FROM fs_copy
+WHERE block_id = :block_id AND volume_id = :volume_id AND epoch = :epoch AND is_over = :is_over;
+
+-- name: copies_end_of_range
+UPDATE fs_copy SET is_over = 1
+WHERE block_id IN (
+    SELECT fs_block.id
+    FROM fs_file INNER JOIN fs_block ON fs_block.file_id = fs_file.id
+    WHERE fs_file.path >= :low AND fs_file.path < :high
+);
+
+-- name: copies_of_range
+-- The replicas of files that are deleted, if they were copied.
+INSERT INTO fs_copy (block_id, volume_id, epoch, holder, until_s, is_over)
+SELECT fs_replica.block_id, fs_replica.volume_id, fs_replica.copy_epoch, '', 0.0, 1
+FROM fs_file
+INNER JOIN fs_block ON fs_block.file_id = fs_file.id
+INNER JOIN fs_replica ON fs_replica.block_id = fs_block.id
+WHERE fs_file.path >= :low AND fs_file.path < :high AND fs_replica.copy_epoch > 0
+ON CONFLICT DO NOTHING;

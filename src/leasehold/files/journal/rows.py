@@ -26,7 +26,7 @@ from leasehold.files.model import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from leasehold.errors import LeaseholdError
     from leasehold.files.model import FileHolder, FileRecovery, WriteTicket
@@ -119,20 +119,20 @@ FILE_COLUMNS = len(fields(FileRow))
 
 
 def blocks_of(rows: Iterable[tuple[Any, ...]]) -> tuple[Block, ...]:
-    """Return the blocks of rows that have one volume each; rows of a block are adjacent."""
+    """Return the blocks of rows that have one replica each; rows of a block are adjacent."""
     found: dict[int, Block] = {}
-    volumes: dict[int, list[str]] = {}
-    for *columns, volume in rows:
+    replicas: dict[int, dict[str, int]] = {}
+    for *columns, volume, copy_epoch in rows:
         block_id = columns[0]
         if block_id is None:
             continue
-        volumes.setdefault(block_id, []).extend(() if volume is None else (volume,))
-        found[block_id] = block_of(columns, tuple(volumes[block_id]))
+        replicas.setdefault(block_id, {}).update({} if volume is None else {volume: copy_epoch})
+        found[block_id] = block_of(columns, replicas[block_id])
     return tuple(found.values())
 
 
-def block_of(columns: Iterable[Any], volumes: tuple[str, ...]) -> Block:
-    """Build one block from the columns of its table."""
+def block_of(columns: Iterable[Any], replicas: Mapping[str, int]) -> Block:
+    """Build one block from the columns of its table, and its replicas: volume and copy epoch."""
     block_id, file_id, index, generation, state, start, length, checksum = columns
     return Block(
         id=block_id,
@@ -143,7 +143,8 @@ def block_of(columns: Iterable[Any], volumes: tuple[str, ...]) -> Block:
         start=start,
         length=length,
         checksum=checksum,
-        volumes=volumes,
+        volumes=tuple(replicas),
+        copies=tuple(each for each in replicas.items() if each[1]),
     )
 
 

@@ -353,6 +353,8 @@ def _renamed_before(work: JournalWork, entry: PathEntry, source: str) -> int:
 
 def _remove_range(work: JournalWork, low: str, high: str) -> None:
     work.tx.run("replicas_trash_of_range", low=low, high=high)
+    work.tx.run("copies_end_of_range", low=low, high=high)
+    work.tx.run("copies_of_range", low=low, high=high)
     work.tx.run("replicas_drop_of_range", low=low, high=high)
     work.tx.run("blocks_drop_of_range", low=low, high=high)
     work.tx.run("losses_drop_of_range", low=low, high=high)
