@@ -49,9 +49,15 @@ class State(Enum):
 
 
 class EndReason(Enum):
-    """Why a term ended."""
+    """Why a term ended.
+
+    ``LAPSED``: its holder gave it up after its local deadline, so the work had been stopped by
+    force. All but ``RELEASED``, ``HANDED_OVER`` and ``RESET`` mean that work may have been done
+    without a checkpoint.
+    """
 
     RELEASED = "released"
+    LAPSED = "lapsed"
     HANDED_OVER = "handed_over"
     EXPIRED = "expired"
     STOLEN = "stolen"

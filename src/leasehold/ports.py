@@ -105,8 +105,12 @@ class Store(Protocol):
         """
         ...
 
-    async def revoke(self, lease: Lease) -> None:
-        """End the lease and release all that it covers. Safe to call twice."""
+    async def revoke(self, lease: Lease, *, lapsed: bool = False) -> None:
+        """End the lease and release all that it covers. Safe to call twice.
+
+        ``lapsed``: the holder's local deadline had passed before, and the work was stopped by
+        force. The terms then end as ``lapsed``; otherwise as ``released``.
+        """
         ...
 
     async def claim(

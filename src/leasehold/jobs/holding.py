@@ -257,7 +257,8 @@ class Holding:
             try:
                 if last_words is not None:
                     await last_words()
-                await self.call("revoke", self._ground.store.revoke(lease))
+                lapsed = self.ended == TRUST_OVER
+                await self.call("revoke", self._ground.store.revoke(lease, lapsed=lapsed))
             except StoreError as error:
                 failures += 1
                 log.info("%s: no answer to the release: %s", self.holder, error)

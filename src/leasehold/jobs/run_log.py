@@ -119,10 +119,13 @@ _STORED_OUTCOMES = {"handed_over": "handed over", "no_run": "nothing"}
 _OUTCOME_OF_REASON = {
     EndReason.RELEASED: Outcome.OK,
     EndReason.HANDED_OVER: Outcome.HANDED_OVER,
+    EndReason.LAPSED: Outcome.LOST,
     EndReason.EXPIRED: Outcome.EXPIRED,
     EndReason.STOLEN: Outcome.LOST,
     EndReason.BROKEN: Outcome.BROKEN,
 }
+
+_BY_ITS_HOLDER = frozenset((EndReason.RELEASED, EndReason.HANDED_OVER, EndReason.LAPSED))
 
 
 # The type of each field of a note in JSON.
@@ -241,7 +244,7 @@ class RunLogEntry:
         timed_out = term.reason is EndReason.EXPIRED
         # A stuck run is ended with its process, which writes that before: the term then expires.
         killed = timed_out and note.outcome is Outcome.KILLED
-        from_holder = killed or term.reason in (EndReason.RELEASED, EndReason.HANDED_OVER)
+        from_holder = killed or term.reason in _BY_ITS_HOLDER
         return cls(
             epoch=term.epoch,
             holder=term.holder,

@@ -196,7 +196,7 @@ T = TypeVar("T")
 
 _WAIT_FOR_OTHERS = 0.1
 _WAIT_FOR_WORD = 0.1
-_BY_ITS_HOLDER = frozenset((EndReason.RELEASED, EndReason.HANDED_OVER))
+_BY_ITS_HOLDER = frozenset((EndReason.RELEASED, EndReason.HANDED_OVER, EndReason.LAPSED))
 
 log = logging.getLogger("leasehold.member")
 
@@ -251,6 +251,7 @@ class Cycle:
         self._holdings = Holdings(keeper)
         self._lease: Lease | None = None
         self._given_up: Lease | None = None
+        self._gave_up_in_order = True
         self._trusted_until_s = 0.0
         self._next_end_s = math.inf
         self._due_s: float | None = None
@@ -353,10 +354,22 @@ class Cycle:
 
     async def _end(self) -> None:
         self._holdings.close_all(reason="shutdown")
-        lease, self._lease, self._given_up = self._lease or self._given_up, None, None
+        self._abandon_lease()
         self.left = True
+        lease, self._given_up = self._given_up, None
         if lease is not None:
-            await self._call("revoke", self._store.revoke(lease))
+            await self._revoke(lease)
+
+    def _abandon_lease(self) -> None:
+        """Keep the lease only to revoke it: in ``leave``, or before joining again."""
+        if self._lease is not None:
+            self._gave_up_in_order = self._trusts()
+            self._lease, self._given_up = None, self._lease
+
+    async def _revoke(self, lease: Lease) -> None:
+        """End a lease that is not relied on any more; the history says if it was lost before."""
+        lapsed = not self._gave_up_in_order
+        await self._call("revoke", self._store.revoke(lease, lapsed=lapsed))
 
     async def _cycle(self) -> Plan:
         """Renew, plan, act; return the plan."""
@@ -396,7 +409,7 @@ class Cycle:
         of its lease; the first renewal after an answer takes that back.
         """
         if self._given_up is not None:
-            await self._call("revoke", self._store.revoke(self._given_up))
+            await self._revoke(self._given_up)
         suffix, token = self._identity()
         holder = holder_id(self.options.name, host=self._info.host, suffix=suffix)
         group, lease_s = self.options.group, self.options.timing.lease_s
@@ -610,7 +623,8 @@ class Cycle:
             extra={"holder": self.holder, "reason": reason},
         )
         self._holdings.close_all(reason=reason)
-        self._lease, self._given_up = None, self._lease
+        self._abandon_lease()
+        self._gave_up_in_order = False
 
     async def _call(self, name: str, answer: Awaitable[T]) -> T:
         """One call to the store, never longer than the trust that is left.

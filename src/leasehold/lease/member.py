@@ -206,11 +206,6 @@ class Member(Cycle):
             raise UsageError("leave() was called while run() is under way: call drain() instead")
         await self._end()
 
-    def _abandon_lease(self) -> None:
-        """Keep the lease only to revoke it: in ``leave``, or before joining again."""
-        if self._lease is not None:
-            self._lease, self._given_up = None, self._lease
-
     async def _loop(self) -> None:
         while not self.left:
             await self._wait(await self.step())

@@ -123,8 +123,9 @@ class PartitionOpened(HookEvent):
 class PossibleRepeats(HookEvent):
     """This many events were or may have been handled without a checkpoint: they come again.
 
-    Reported by the next owner if the previous one was lost: the number of events between its last
-    checkpoint and the end of the partition, because its progress is unknown. Reported by the owner
+    Reported by the next owner if one since the last checkpoint was lost, or gave up after its local
+    deadline: the number of events between that checkpoint and the end of the partition, because
+    its progress is unknown. Reported by the owner
     itself if it was ended forcibly, or left checkpoints to the handler: then it is exact, except
     for the call that was interrupted. After any other orderly end it is not reported: no event
     comes again.

@@ -37,7 +37,8 @@ T = TypeVar("T")
 
 log = logging.getLogger("leasehold.processor")
 
-_IN_ORDER = frozenset((EndReason.HANDED_OVER, EndReason.RELEASED, EndReason.RESET))
+_IN_ORDER = frozenset((EndReason.HANDED_OVER, EndReason.RELEASED))
+_MAX_TERMS = 20
 
 
 class LeaseThread:
@@ -153,12 +154,20 @@ class LeaseThread:
         """Return all checkpoints of the group."""
         return await self._bounded("checkpoints", self.store.checkpoints(self.keys_group))
 
-    async def follows_orderly_end(self, handle: Handle) -> bool:
-        """Return whether the previous term ended gracefully, or there was none."""
+    async def follows_orderly_end(self, handle: Handle, *, checkpoint_epoch: int) -> bool:
+        """Return whether every term since the checkpoint ended gracefully.
+
+        ``checkpoint_epoch``: the term that wrote the checkpoint; 0 if there is none. What a term
+        after that one did has no checkpoint. A reset by an operator is where it begins again.
+        """
         key, epoch = handle.ownership.key, handle.ownership.epoch
-        terms = await self._bounded("history", self.store.history(key, limit=5))
-        before = [term for term in terms if term.epoch < epoch]
-        return not before or before[0].reason in _IN_ORDER
+        terms = await self._bounded("history", self.store.history(key, limit=_MAX_TERMS))
+        for term in terms:
+            if term.reason is EndReason.RESET or term.epoch < checkpoint_epoch:
+                break
+            if term.epoch < epoch and term.reason not in _IN_ORDER:
+                return False
+        return True
 
     async def _bounded(self, name: str, answer: Awaitable[T]) -> T:
         self.member.calls[name] += 1

@@ -235,6 +235,7 @@ class PumpProgress:
         self.stall_watch = StallWatch()
         self.next: int | None = None
         self.stored_position: Position | None = None
+        self._checkpoint_epoch = 0
         self._done = Position(sequence_number=-1)
         self._identity = ""  # of the stream that these positions are of
         self._events_since_put = 0
@@ -577,6 +578,7 @@ class Pump(PumpProgress):
                 self._identity = checkpoint.position.stream
                 self.next = checkpoint.resumes_at
                 self.stored_position = checkpoint.position
+                self._checkpoint_epoch = checkpoint.epoch
                 self._done = checkpoint.position
         identity = await identity_of(manager.source)
         check_same_stream(
@@ -608,7 +610,9 @@ class Pump(PumpProgress):
             self._opened = True
             self._first_sequence = self.next
             self._publish(PartitionOpened, position=self.next)
-            self._manager.count_repeats(self.handle, self.next)
+            self._manager.count_repeats(
+                self.handle, self.next, checkpoint_epoch=self._checkpoint_epoch
+            )
             handlers = self._manager.handlers
             await self._manager.call_user(handlers.on_partition_open, self.contexts)
         self.progress_at_s = self._clock.boottime_s()

@@ -7,11 +7,11 @@ the lease thread.
 from __future__ import annotations
 
 import logging
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 
+from leasehold.core.backoff import Backoff
 from leasehold.core.load_meter import rounded
 from leasehold.core.stall_rule import StallState
 from leasehold.errors import LeaseholdError
@@ -64,6 +64,8 @@ _MOVING = frozenset(
         PartitionState.STALLED,
     )
 )
+_RETRY_BACKOFF = Backoff(base_s=0.1, max_s=15.0)
+_MAX_COUNT_ATTEMPTS = 50
 # Reasons by which this host ends its own term: the history shows an orderly end.
 _GIVEN_UP = frozenset(("drain_timeout", "stalled", "error", "shutdown"))
 _CLOSED_BY = {
@@ -222,10 +224,10 @@ class PumpManager:
             pump.stall_watch.late = True
             self._stalled(pump, give_up=True)
 
-    def count_repeats(self, handle: Handle, position: int) -> None:
+    def count_repeats(self, handle: Handle, position: int, *, checkpoint_epoch: int) -> None:
         """Start to count how many of the next events may have been handled before."""
         if handle.ownership.epoch > 1 and self._tasks is not None:
-            self._tasks.start_soon(self._count_repeats, handle, position)
+            self._tasks.start_soon(self._count_repeats, handle, position, checkpoint_epoch)
 
     async def on_error(
         self, contexts: tuple[object, object], error: BaseException, *, by_user: bool = False
@@ -301,23 +303,38 @@ class PumpManager:
         except Exception:
             log.exception("on_error failed")
 
-    async def _count_repeats(self, handle: Handle, position: int) -> None:
-        with suppress(Exception):  # it is only a number; an error here must not end the pumps
-            if await self._loop_link.on_lease(
-                lambda: self._lease_thread.follows_orderly_end(handle)
-            ):
+    async def _count_repeats(self, handle: Handle, position: int, checkpoint_epoch: int) -> None:
+        """Report them; repeat after an error while the partition is held. No pump waits for it."""
+        events = 0
+        for failures in range(1, _MAX_COUNT_ATTEMPTS + 1):
+            try:
+                events = await self._possible_repeats(handle, position, checkpoint_epoch)
+                break
+            except Exception as error:  # noqa: BLE001
+                log.info("partition %s: repeats not counted yet: %s", handle.partition, error)
+            await self.clock.sleep(_RETRY_BACKOFF.pause_s(failures, self.rng))
+            if not handle.valid:
                 return
-            ends = await self.source.ends([handle.partition])
-            events = max(0, ends[handle.partition].next - position)
-            if events:
-                self.event_bus.tell(
-                    PossibleRepeats(
-                        holder=handle.ownership.holder,
-                        partition=handle.partition,
-                        epoch=handle.ownership.epoch,
-                        events=events,
-                    )
+        if events:
+            self.event_bus.tell(
+                PossibleRepeats(
+                    holder=handle.ownership.holder,
+                    partition=handle.partition,
+                    epoch=handle.ownership.epoch,
+                    events=events,
                 )
+            )
+
+    async def _possible_repeats(self, handle: Handle, position: int, checkpoint_epoch: int) -> int:
+        if await self._loop_link.on_lease(
+            lambda: self._lease_thread.follows_orderly_end(
+                handle, checkpoint_epoch=checkpoint_epoch
+            )
+        ):
+            return 0
+        asked, limit_s = self.source.ends([handle.partition]), self.options.stall.stall_after_s
+        ends = await self._from_source("ends", asked, limit_s)
+        return max(0, ends[handle.partition].next - position)
 
     # -------------------------------------------------------- partitions
 

@@ -94,10 +94,10 @@ class MemoryStore:
         kept = lease_with_digest(lease)
         return self._step(lambda r, now, wall: r.renew(kept, since, info, now, wall))
 
-    async def revoke(self, lease: Lease) -> None:
+    async def revoke(self, lease: Lease, *, lapsed: bool = False) -> None:
         """End a lease and all that it holds."""
         kept = lease_with_digest(lease)
-        self._step(lambda r, now, wall: r.revoke(kept, now, wall))
+        self._step(lambda r, now, wall: r.revoke(kept, now, wall, lapsed=lapsed))
 
     async def claim(
         self, lease: Lease, wanted: Sequence[KeyClaim], *, force: bool = False

@@ -37,6 +37,7 @@ from leasehold.stores.validation import (
     RELEASED_BY,
     lost_lease,
     purge_after_s,
+    revoked_as,
     same_position,
     unknown_key,
 )
@@ -344,12 +345,11 @@ class Registry(Ledger):
             self._settle_group(self._group(lease.group), now, wall)
         return self._changes(row, since, now)
 
-    def revoke(self, lease: Lease, now: float, wall: datetime) -> None:
+    def revoke(self, lease: Lease, now: float, wall: datetime, *, lapsed: bool = False) -> None:
         row = self._leases.get(lease.holder)
         if row is None or row.ended is not None or row.lease.token != lease.token:
             return
-        expired = row.ends_at <= now
-        self._end_lease(row, EndReason.EXPIRED if expired else EndReason.RELEASED, now, wall)
+        self._end_lease(row, revoked_as(runs=row.ends_at > now, lapsed=lapsed), now, wall)
 
     # ---------------------------------------------------------- ownerships
 

@@ -18,7 +18,16 @@ if TYPE_CHECKING:
 
 HISTORY_LIMIT = 100
 # A release succeeds if the term was released before, or has ended by time.
-RELEASED_BY = (EndReason.RELEASED, EndReason.EXPIRED, EndReason.BROKEN)
+RELEASED_BY = (EndReason.RELEASED, EndReason.LAPSED, EndReason.EXPIRED, EndReason.BROKEN)
+
+
+def revoked_as(*, runs: bool, lapsed: bool) -> EndReason:
+    """Return why the terms of a lease end when it is revoked."""
+    if not runs:
+        return EndReason.EXPIRED
+    return EndReason.LAPSED if lapsed else EndReason.RELEASED
+
+
 # Whose term a reset is in the history.
 OPERATOR = "operator"
 _HOUR_S = 3600.0

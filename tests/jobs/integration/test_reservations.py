@@ -198,9 +198,9 @@ class HangingStore(MemoryStore):
         super().__init__(SystemClock())
         self._free = free
 
-    async def revoke(self, lease: Lease) -> None:
+    async def revoke(self, lease: Lease, *, lapsed: bool = False) -> None:
         await anyio.to_thread.run_sync(self._free.wait)
-        await super().revoke(lease)
+        await super().revoke(lease, lapsed=lapsed)
 
 
 def test_a_release_returns_though_the_store_hangs() -> None:

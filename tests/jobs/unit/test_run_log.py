@@ -111,6 +111,8 @@ def test_parts_that_a_later_release_adds_are_passed_over() -> None:
         (EndReason.RELEASED, RunNote(outcome=Outcome.FAILED), Outcome.FAILED),
         (EndReason.RELEASED, RunNote(outcome=Outcome.KILLED), Outcome.KILLED),
         (EndReason.RELEASED, RunNote(outcome=Outcome.NO_RUN), Outcome.NO_RUN),
+        (EndReason.LAPSED, RunNote(), Outcome.LOST),
+        (EndReason.LAPSED, RunNote(outcome=Outcome.KILLED), Outcome.KILLED),
         (None, RunNote(outcome=Outcome.NO_RUN), None),  # it may still run
         (EndReason.EXPIRED, RunNote(outcome=Outcome.NO_RUN), Outcome.EXPIRED),
         (EndReason.HANDED_OVER, RunNote(), Outcome.HANDED_OVER),

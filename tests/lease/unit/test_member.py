@@ -109,6 +109,27 @@ def test_after_the_outage_it_comes_back_as_a_new_holder() -> None:
     play(story)
 
 
+@pytest.mark.spec("P5", "C5")
+@pytest.mark.parametrize("then", ["join again", "leave"])
+def test_the_history_says_lapsed_of_what_was_given_up_after_the_local_deadline(then: str) -> None:
+    """The store extended the lease by renewals whose answers were lost: it did not expire there."""
+
+    async def story(world: World) -> None:
+        host, member = await joined(world)
+        host.rates = replace(NO_FAULTS, answer_lost=1.0)
+        while member.held():
+            await world.pass_time(0.1)
+        if then == "leave":
+            member.drain()
+        host.rates = NO_FAULTS
+        await world.pass_time(2 * CYCLE_S)
+        for key in world.keys:
+            (first,) = [each for each in world.registry.history(key, 10) if each.epoch == 1]
+            assert first.reason is EndReason.LAPSED
+
+    play(story)
+
+
 @pytest.mark.spec("P4", "P9")
 def test_a_claim_that_came_too_late_is_no_error_and_is_not_held() -> None:
     async def story(world: World) -> None:

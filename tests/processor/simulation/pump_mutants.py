@@ -16,11 +16,22 @@ import anyio
 from tests.lease.simulation.mutants import CHECKPOINT, unfenced_writes
 from tests.support.replaced import Replacement, replaces
 
+from leasehold.errors import LeaseholdError
 from leasehold.events import EventBatch, EventSource, Receiver, Start
+from leasehold.lease.cycle import Cycle
 from leasehold.lease.handle import Handle
-from leasehold.model import Checkpoint, CheckpointWrite, EndReason, Ownership, Position, Refusal
+from leasehold.model import (
+    Checkpoint,
+    CheckpointWrite,
+    EndReason,
+    Lease,
+    Ownership,
+    Position,
+    Refusal,
+)
 from leasehold.processor import CloseReason, PartitionState
 from leasehold.processor.checkpoint_writer import CheckpointLoader, CheckpointWriter, WriteCallback
+from leasehold.processor.lease_thread import LeaseThread
 from leasehold.processor.pump import PrefetchBuffer, Pump
 from leasehold.processor.pump_manager import PumpManager
 from leasehold.testing.sim.checks import CheckedRegistry
@@ -321,6 +332,47 @@ def unfenced_sink(_original: Any) -> Any:
     return takes
 
 
+# ------------------------------------------------------------------- reported repeats
+
+
+@replaces("leasehold.lease.cycle:Cycle._revoke")
+def says_released(_original: Any) -> Any:
+    """A lease that was given up after its local deadline is released as if in good order."""
+
+    async def revoke(self: Cycle, lease: Lease) -> None:
+        await self._call("revoke", self._store.revoke(lease))
+
+    return revoke
+
+
+@replaces("leasehold.processor.lease_thread:LeaseThread.follows_orderly_end")
+def asks_for_the_last_term(original: Any) -> Any:
+    """Only the term before is asked for its end, though it may have handled nothing."""
+
+    async def follows(self: LeaseThread, handle: Handle, *, checkpoint_epoch: int) -> bool:
+        before = max(checkpoint_epoch, handle.ownership.epoch - 1)
+        orderly: bool = await original(self, handle, checkpoint_epoch=before)
+        return orderly
+
+    return follows
+
+
+@replaces("leasehold.processor.pump_manager:PumpManager._possible_repeats")
+def counts_repeats_once(original: Any) -> Any:
+    """Whether events come again is not asked for a second time, if the store is unavailable."""
+
+    async def possible(
+        self: PumpManager, handle: Handle, position: int, checkpoint_epoch: int
+    ) -> int:
+        try:
+            events: int = await original(self, handle, position, checkpoint_epoch)
+        except (LeaseholdError, OSError):
+            return 0
+        return events
+
+    return possible
+
+
 MUTANTS = [
     PumpMutant(name=name, found_as=found_as, part=part)
     for name, found_as, part in (
@@ -344,6 +396,9 @@ MUTANTS = [
         ("handles all at once", "two calls of the handler", handles_all_at_once),
         ("reads before the claim", "began at event", reads_before_the_claim),
         ("newest of any epoch", "has not handled", newest_of_any_epoch),
+        ("says released", "nobody reported", says_released),
+        ("asks for the last term", "nobody reported", asks_for_the_last_term),
+        ("counts repeats once", "nobody reported", counts_repeats_once),
         ("unfenced sink", "an effect of epoch", unfenced_sink),
     )
 ]

@@ -116,7 +116,7 @@ async def act(store: Store, step: Step, seen: dict[str, Resource], known: dict[i
         "forget": lambda: store.forget(keys),
         "grant": lambda: store.grant(**asked, duration=timedelta(seconds=2 + step.me), info=info),
         "renew": renew,
-        "revoke": lambda: store.revoke(lease),
+        "revoke": lambda: store.revoke(lease, lapsed=step.odd),
         "claim": lambda: store.claim(mine, wanted, force=step.odd),
         "ask": lambda: store.ask(mine, wanted[0]),
         "hand_over": lambda: store.hand_over(passed, limit=within),

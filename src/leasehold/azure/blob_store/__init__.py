@@ -162,8 +162,8 @@ class AzureBlobStore:
         """
         return await self._in_thread(partial(self._leases.renew, lease, since, info))
 
-    async def revoke(self, lease: Lease) -> None:
-        await self._in_thread(partial(self._leases.revoke, lease))
+    async def revoke(self, lease: Lease, *, lapsed: bool = False) -> None:
+        await self._in_thread(partial(self._leases.revoke, lease, lapsed=lapsed))
 
     async def claim(
         self, lease: Lease, wanted: Sequence[KeyClaim], *, force: bool = False

@@ -333,7 +333,7 @@ class LeaseCalls:
 
     # ------------------------------------------------------------ revoke
 
-    def revoke(self, lease: Lease, cancelled: threading.Event) -> None:
+    def revoke(self, lease: Lease, cancelled: threading.Event, *, lapsed: bool = False) -> None:
         """End a lease."""
         location = LeaseLocation.of(lease.group, lease.holder)
 
@@ -341,7 +341,9 @@ class LeaseCalls:
             row = context.document.lease_row(lease.holder)
             if row is None or row.lease.token != lease_with_digest(lease).token:
                 return None
-            context.document.revoke(lease_with_digest(lease), context.now, context.wall)
+            context.document.revoke(
+                lease_with_digest(lease), context.now, context.wall, lapsed=lapsed
+            )
             return list(context.document.keys_elsewhere.get(lease.holder, ()))
 
         proven = self._proofs.of([(lease.holder, lease.token)])

@@ -146,8 +146,8 @@ class PassThrough:
     ) -> Changes:
         return await (await self.inner()).renew(lease, since=since, info=info)
 
-    async def revoke(self, lease: Lease) -> None:
-        await (await self.inner()).revoke(lease)
+    async def revoke(self, lease: Lease, *, lapsed: bool = False) -> None:
+        await (await self.inner()).revoke(lease, lapsed=lapsed)
 
     async def claim(
         self, lease: Lease, wanted: Sequence[KeyClaim], *, force: bool = False
@@ -340,13 +340,13 @@ class MixedStore(PassThrough):
             reconciler.apply(changes)
         return changes
 
-    async def revoke(self, lease: Lease) -> None:
+    async def revoke(self, lease: Lease, *, lapsed: bool = False) -> None:
         """See ``Store``. The records that name this host are freed."""
         reconciler = self._reconcilers.get(lease.holder)
         left = list(reconciler.records.by_partition) if reconciler is not None else []
         if reconciler is not None:
             await self._release_protocol.secure(reconciler, left, timeout_s=self._timeout_s / 2)
-        await super().revoke(lease)
+        await super().revoke(lease, lapsed=lapsed)
         self._reconcilers.pop(lease.holder, None)
         if reconciler is not None:
             await self._release_protocol.free_records(

@@ -271,6 +271,7 @@ _MIN_SPAN_S = 0.001
 # Ends that were not graceful. The shape tells them apart without colours.
 _END_MARKS = {
     EndReason.EXPIRED: ("M-4-4L4 4M-4 4L4-4", "the lease ran out: killed, paused or cut off"),
+    EndReason.LAPSED: ("M-5-3H5M-5 3H5", "given up by its holder after its local deadline"),
     EndReason.STOLEN: ("M0-5L5 4H-5Z", "stolen"),
     EndReason.BROKEN: ("M-5 0H5M0-5V5", "broken by an operator"),
     EndReason.RESET: ("M0-5L5 0L0 5L-5 0Z", "checkpoint reset by an operator"),

@@ -35,7 +35,7 @@ select lost, version, resources, peers, ended, next_end_s from leasehold.renew_3
 );
 
 -- name: revoke
-select leasehold.revoke_1(%(holder)s::text, %(token)s::text);
+select leasehold.revoke_2(%(holder)s::text, %(token)s::text, %(reason)s::text);
 
 -- name: claim
 select lost, places, epochs from leasehold.claim_2(

@@ -27,6 +27,7 @@ from leasehold.stores.validation import (
     limit_s,
     lost_lease,
     purge_after_s,
+    revoked_as,
     unknown_key,
 )
 
@@ -111,9 +112,10 @@ class PostgresStore:
         _raise_if_lost(lease.holder, lost)
         return to.to_changes(*changes)
 
-    async def revoke(self, lease: Lease) -> None:
+    async def revoke(self, lease: Lease, *, lapsed: bool = False) -> None:
         """End a lease and all that it holds."""
-        await self._ask("revoke", holder=lease.holder, token=token_digest(lease.token))
+        token, reason = token_digest(lease.token), revoked_as(runs=True, lapsed=lapsed)
+        await self._ask("revoke", holder=lease.holder, token=token, reason=reason.stored)
 
     async def claim(
         self, lease: Lease, wanted: Sequence[KeyClaim], *, force: bool = False

@@ -15,7 +15,13 @@ from leasehold.core.token_digest import token_digest
 from leasehold.model import Changes, EndReason, Ownership, Position, Refusal, State
 from leasehold.names import group_of
 from leasehold.stores.sqlite.rows import SqliteResourceRow, info_of, info_text, member_of, term_of
-from leasehold.stores.validation import RELEASED_BY, purge_after_s, same_position, unknown_key
+from leasehold.stores.validation import (
+    RELEASED_BY,
+    purge_after_s,
+    revoked_as,
+    same_position,
+    unknown_key,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -176,13 +182,12 @@ def renew(books: UnitOfWork, lease: Lease, since: int, info: MemberInfo | None) 
     return _changes(books, mine, since)
 
 
-def revoke(books: UnitOfWork, lease: Lease) -> None:
+def revoke(books: UnitOfWork, lease: Lease, *, lapsed: bool) -> None:
     """Carry out ``Store.revoke``."""
     row = books.lease(lease.holder)
     if row is None or row.ended is not None or row.token != token_digest(lease.token):
         return
-    reason = EndReason.RELEASED if row.runs(books.now) else EndReason.EXPIRED
-    books.end_lease(row.holder, reason)
+    books.end_lease(row.holder, revoked_as(runs=row.runs(books.now), lapsed=lapsed))
 
 
 def claim(

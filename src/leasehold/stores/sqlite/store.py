@@ -134,9 +134,9 @@ class SqliteStore:
         """Extend a lease; return what changed."""
         return await self._step(lambda books: steps.renew(books, lease, since, info))
 
-    async def revoke(self, lease: Lease) -> None:
+    async def revoke(self, lease: Lease, *, lapsed: bool = False) -> None:
         """End a lease and all that it holds."""
-        await self._step(lambda books: steps.revoke(books, lease))
+        await self._step(lambda books: steps.revoke(books, lease, lapsed=lapsed))
 
     async def claim(
         self, lease: Lease, wanted: Sequence[KeyClaim], *, force: bool = False

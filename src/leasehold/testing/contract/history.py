@@ -18,6 +18,19 @@ async def _release(store_case: StoreCase, _: Lease, ownership: Ownership) -> obj
     return await store_case.store.release([ownership])
 
 
+async def _revoke_lapsed(store_case: StoreCase, lease: Lease, ownership: Ownership) -> object:
+    """Give it up after the local deadline; said again, also as released, it stays ``lapsed``."""
+    await store_case.store.revoke(lease, lapsed=True)
+    await store_case.store.revoke(lease)
+    return await store_case.store.release([ownership])
+
+
+async def _expire_then_revoke_lapsed(store_case: StoreCase, lease: Lease, _: Ownership) -> object:
+    await store_case.wait()
+    await store_case.store.revoke(lease, lapsed=True)
+    return None
+
+
 async def _revoke(store_case: StoreCase, lease: Lease, _: Ownership) -> object:
     await store_case.store.revoke(lease)
     return None
@@ -86,6 +99,7 @@ ENDS: MappingProxyType[str, tuple[End, EndReason]] = MappingProxyType(
     {
         "release": (_release, EndReason.RELEASED),
         "revoke": (_revoke, EndReason.RELEASED),
+        "revoke, lapsed": (_revoke_lapsed, EndReason.LAPSED),
         "hand over": (_hand_over, EndReason.HANDED_OVER),
         "steal": (_steal, EndReason.STOLEN),
         "break": (_break, EndReason.BROKEN),
@@ -93,6 +107,7 @@ ENDS: MappingProxyType[str, tuple[End, EndReason]] = MappingProxyType(
         "expire": (_expire, EndReason.EXPIRED),
         "expire, then claim": (_expire_then_claim, EndReason.EXPIRED),
         "expire, then steal": (_expire_then_steal, EndReason.EXPIRED),
+        "expire, then revoke, lapsed": (_expire_then_revoke_lapsed, EndReason.EXPIRED),
         "expire, then release": (_expire_then_release, EndReason.EXPIRED),
         "expire, then break": (_expire_then_break, EndReason.EXPIRED),
         "expire, then hand over": (_expire_then_hand_over, EndReason.EXPIRED),

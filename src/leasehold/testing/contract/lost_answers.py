@@ -216,6 +216,11 @@ async def _revoke(store: Store, case: _LostAnswerCase) -> object:
     return None
 
 
+async def _revoke_lapsed(store: Store, case: _LostAnswerCase) -> object:
+    await store.revoke(case.a, lapsed=True)
+    return None
+
+
 async def _claim(store: Store, case: _LostAnswerCase) -> object:
     return await store.claim(case.b, [KeyClaim(key=case.free, seen_epoch=0)])
 
@@ -298,6 +303,7 @@ STEPS: MappingProxyType[str, _Step] = MappingProxyType(
         "grant": _grant,
         "renew": _renew,
         "revoke": _revoke,
+        "revoke, lapsed": _revoke_lapsed,
         "claim": _claim,
         "claim what is kept": _claim_kept,
         "claim by force": _steal,

@@ -9,6 +9,7 @@
 * No handler is started on a host that does not own the key locally, or that is paused.
 * No effect of an older epoch follows one of a newer epoch.
 * After a reset the next term begins at the new position.
+* What comes again in a later term was reported to the hooks.
 """
 
 from __future__ import annotations
@@ -71,6 +72,10 @@ class Deliveries:
         self._sealed: dict[str, tuple[int, int]] = {}
         self._letters: set[tuple[str, int]] = set()
         self._reset_to: dict[str, int] = {}
+        self._reset_after: dict[str, int] = {}
+        self._handled: dict[str, tuple[int, int]] = {}
+        self._repeats: dict[tuple[str, int], int] = {}
+        self._reported: dict[str, set[int]] = {}
 
     def complete_until(self, key: str) -> int:
         """Return the last event of the unbroken series, from the first, that were dealt with."""
@@ -107,6 +112,8 @@ class Deliveries:
         self._dealt_with(key, 0, position)
         sealed, by = self._sealed.get(key, (-1, 0))
         self._sealed[key] = (min(sealed, position), by)
+        self._reset_after[key] = max((each for of, each in self._terms if of == key), default=0)
+        self._handled.pop(key, None)
 
     # -------------------------------------------------------- the handlers
 
@@ -131,6 +138,9 @@ class Deliveries:
                 "in good order"
             )
         self.repeated += first <= self.complete_until(key)
+        handled, by = self._handled.get(key, (-1, 0))
+        if not term.used and first <= handled:
+            self._repeats[key, epoch] = by
         term.calls += 1
         term.first, term.last, term.failed, term.used = first, last, False, True
 
@@ -157,6 +167,7 @@ class Deliveries:
         term = self._terms[key, epoch]
         term.calls -= 1
         if succeeded and not term.failed:  # a call may be reported as failed before it ends
+            self._note_handled(key, epoch, term.last)
             term.done, term.first = term.last, None
             term.requested.clear()
 
@@ -186,6 +197,7 @@ class Deliveries:
             self._dealt_with(key, number, number)
         elif (key, number) not in self._letters:
             self._broken(f"{key}: event {number} was reported as a dead letter, and none is stored")
+        self._note_handled(key, epoch, number)
         term.done, term.first = max(term.done, number), None
         term.effect = max(term.effect, number)
         term.requested.clear()
@@ -211,7 +223,31 @@ class Deliveries:
         if term.done > self._sealed.get(key, (-1, 0))[0]:
             self._sealed[key] = (term.done, epoch)
 
+    def repeats_reported(self, key: str, epoch: int) -> None:
+        """Record a report that events of the key may come again."""
+        self._reported.setdefault(key, set()).add(epoch)
+
+    def check_repeats(self, could_report: Callable[[str, int], bool]) -> None:
+        """Check that what came again was reported, by its next owner or the one before (C5).
+
+        ``could_report``: whether the owner of this term was there for long enough.
+        """
+        for (key, epoch), before in self._repeats.items():
+            reported = self._reported.get(key, set())
+            if any(before <= each <= epoch for each in reported):
+                continue
+            if could_report(key, epoch):
+                self._broken(
+                    f"{key}: events came again in epoch {epoch}, after epoch {before}, and nobody "
+                    "reported it"
+                )
+
     # --------------------------------------------------------------- parts
+
+    def _note_handled(self, key: str, epoch: int, last: int) -> None:
+        """Note the last event that is done, and in which epoch; a reset begins again."""
+        if epoch > self._reset_after.get(key, 0):
+            self._handled[key] = max(self._handled.get(key, (-1, 0)), (last, epoch))
 
     def _dealt_with(self, key: str, first: int, last: int) -> None:
         done = self._effects.setdefault(key, bytearray(MAX_EVENTS + 1))

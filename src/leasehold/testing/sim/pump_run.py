@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 _MAX_CATCH_UP_S = 120.0
 _MAX_STOP_S = 120.0
 _CYCLES_TO_PLACE = 3
-_MAX_UNSTEADY_S = 40.0
+_MAX_UNSTEADY_S = 80.0  # eight half-lives of the meter: a moved partition is measured from 0
 _STEADY_CYCLES = 6
 _STEP_S = 0.25
 
@@ -200,6 +200,7 @@ async def _run_phases(seed: int, trace: Callable[[str], None] | None) -> PumpRun
         await _wait_until_caught_up(world)
         world.check_threads()
         world.check_counts()
+        world.check_repeats()
     finally:
         await world.end()
     world.check()

@@ -19,11 +19,12 @@ from leasehold.core.checkpoint_policy import CheckpointPolicy
 from leasehold.core.poison_policy import PoisonAction, PoisonPolicy
 from leasehold.model import Position
 from leasehold.names import last_part
-from leasehold.processor.events import EventBus, HandlerFailed, HookEvent, Poisoned
+from leasehold.processor.events import EventBus, HandlerFailed, HookEvent, Poisoned, PossibleRepeats
 from leasehold.processor.lease_thread import LeaseThread
 from leasehold.processor.options import ProcessorOptions
 from leasehold.processor.pump_manager import PumpManager
 from leasehold.runtime.loop_thread import SameLoop
+from leasehold.stores.validation import HISTORY_LIMIT
 from leasehold.testing.sim.deliveries import Deliveries
 from leasehold.testing.sim.faults import NO_WORK_FAULTS, WorkRates
 from leasehold.testing.sim.host import HostClock
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 
 _MAX_OUT_OF_STEP_S = 1.0
+_MIN_REPORT_S = 20.0  # as long as the store and the source may be unavailable
 _MAX_PARTITIONS = 6
 _MAX_THREAD_S = 60.0
 _STEADY_STEP_S = 0.5
@@ -366,8 +368,22 @@ class PumpWorld(World):
                 self.given_up[event.action] += 1
                 self.trace(f"{host.name} gives up: {event.action} {event.sequence_number}")
                 self.deliveries.given_up(self._key(event.partition), event)
+            case PossibleRepeats():
+                self.deliveries.repeats_reported(self._key(event.partition), event.epoch)
             case _:
                 pass
+
+    def check_repeats(self) -> None:
+        """Check that what came again was reported by an owner that was there for long enough."""
+        self.deliveries.check_repeats(self._was_there_for_long)
+        self.checks.raise_if_broken()
+
+    def _was_there_for_long(self, key: str, epoch: int) -> bool:
+        for term in self.registry.history(key, HISTORY_LIMIT):
+            if term.epoch == epoch:
+                lasted = (term.ended_at or self.server.wall()) - term.started_at
+                return lasted.total_seconds() >= _MIN_REPORT_S
+        return False
 
     def _term_began(self, key: str, epoch: int) -> None:
         self.deliveries.term_began(key, epoch, self.registry.stored(key))

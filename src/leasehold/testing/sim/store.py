@@ -102,10 +102,12 @@ class SimStore:
         server = self.server
         return await self.send(lambda r: r.renew(lease, since, info, server.now(), server.wall()))
 
-    async def revoke(self, lease: Lease) -> None:
+    async def revoke(self, lease: Lease, *, lapsed: bool = False) -> None:
         """Send ``revoke``."""
         server = self.server
-        return await self.send(lambda r: r.revoke(lease, server.now(), server.wall()))
+        return await self.send(
+            lambda r: r.revoke(lease, server.now(), server.wall(), lapsed=lapsed)
+        )
 
     async def claim(
         self, lease: Lease, wanted: Sequence[KeyClaim], *, force: bool = False
