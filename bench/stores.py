@@ -15,7 +15,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 import anyio
-from bench import databases, write_ahead
+from bench import cold_start, databases, write_ahead
 from bench.holder import Holder, renewals
 from bench.peer import NAME, peer_group
 from bench.report import Bar, Job, Part, Row, cost, exactly, main, rate
@@ -56,7 +56,8 @@ STORES: Mapping[str, tuple[Callable[[], AbstractContextManager[Place]], int]] = 
 class Sizes:
     """``many``: what the rich holder owns. ``batch``: keys per claim and checkpoint.
 
-    ``writers``: the group whose checkpoints are weighed in bytes of write-ahead log.
+    ``writers``: the group whose checkpoints are weighed in bytes of write-ahead log. ``starts``:
+    the groups that start together, the smallest first.
     """
 
     many: int
@@ -64,6 +65,7 @@ class Sizes:
     batches: int
     rounds: int
     writers: write_ahead.Group
+    starts: Sequence[cold_start.Start]
 
 
 FULL = Sizes(
@@ -72,6 +74,7 @@ FULL = Sizes(
     batches=15,
     rounds=201,
     writers=write_ahead.Group(members=1_000, keys=20, rounds=5),
+    starts=(cold_start.Start(members=100), cold_start.Start(members=1_000)),
 )
 SMALL = Sizes(
     many=20,
@@ -79,6 +82,7 @@ SMALL = Sizes(
     batches=1,
     rounds=3,
     writers=write_ahead.Group(members=2, keys=20, rounds=1),
+    starts=(cold_start.Start(members=2), cold_start.Start(members=4)),
 )
 
 
@@ -188,9 +192,12 @@ def jobs(sizes: Sizes, stores: Sequence[str] = tuple(STORES)) -> list[Job]:
         Job(what="calls", run=partial(calls, sizes.many)),
         *(Job(what=name, run=partial(_measured, name, sizes)) for name in stores),
         *(
-            Job(what="write-ahead log", run=partial(write_ahead.rows, sizes.writers))
-            for name in stores
-            if name == "postgres"
+            job
+            for job in (
+                Job(what="write-ahead log", run=partial(write_ahead.rows, sizes.writers)),
+                Job(what="cold start", run=partial(cold_start.rows, sizes.starts)),
+            )
+            if "postgres" in stores
         ),
     ]
 

@@ -30,7 +30,9 @@ select lost, grp, duration_s from leasehold.grant_1(
 );
 
 -- name: renew
-select lost, version, resources, peers, ended, next_end_s from leasehold.renew_3(
+select
+    lost, version, full_group, keys, resources, members, peers, ended, next_end_s
+from leasehold.renew_4(
     %(holder)s::text, %(token)s::text, %(since)s::bigint, %(info)s::jsonb
 );
 

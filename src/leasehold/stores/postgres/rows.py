@@ -23,7 +23,7 @@ from leasehold.model import (
 from leasehold.stores.postgres.long_names import id_of_key
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from leasehold.model import Ownership
 
@@ -61,19 +61,61 @@ def to_columns(ownerships: Iterable[Ownership]) -> dict[str, list[Any]]:
 
 
 def to_changes(
+    since: int,
     version: int,
+    group: str | None,
+    keys: list[list[Any]] | None,
     resources: list[Row] | None,
-    members: list[Row] | None,
+    members: list[list[Any]] | None,
+    peers: list[Row] | None,
     ended: list[Row] | None,
     next_end_s: float | None,
 ) -> Changes:
     """Convert the answer to a renewal; a list without rows comes as None."""
+    group = group or ""
+    changed = [each for held in keys or () for each in _to_resources(group, since, held)]
+    changed += map(to_resource, resources or ())
+    live = [_to_live_member(group, member) for member in members or ()]
     return Changes(
         version=version,
-        resources=tuple(to_resource(row) for row in resources or ()),
-        members=tuple(to_member(row) for row in members or ()),
+        resources=tuple(sorted(changed, key=_version)),
+        members=tuple(sorted([*live, *map(to_member, peers or ())], key=_version)),
         ended=tuple(to_term(row) for row in ended or ()),
         next_end_s=next_end_s,
+    )
+
+
+def _version(each: Resource | MemberRecord) -> int:
+    return each.version
+
+
+def _to_resources(group: str, since: int, held: list[Any]) -> Iterator[Resource]:
+    """Convert the keys of one holder on which nothing is requested or reserved."""
+    holder, state, names, epochs, versions = held[0], State(held[1]), *held[2:]
+    keys, later = names.split("/"), versions.split(" ")
+    numbers = epochs.split(" ")
+    if len(numbers) < len(keys):
+        numbers = numbers * len(keys)  # all the same, and told once
+    for key, epoch, behind in zip(keys, numbers, later, strict=True):
+        yield Resource(
+            key=f"{group}/{key}",
+            epoch=int(epoch),
+            state=state,
+            version=since + int(behind),
+            holder=holder,
+        )
+
+
+def _to_live_member(group: str, member: list[Any]) -> MemberRecord:
+    holder, info, version, duration_s, remaining_s = member
+    return MemberRecord(
+        holder=holder,
+        group=group,
+        alive=True,
+        info=_to_member_info(info),
+        version=version,
+        remaining_s=float(remaining_s),
+        duration_s=float(duration_s),
     )
 
 
@@ -90,23 +132,27 @@ def to_resource(row: Row) -> Resource:
 
 
 def to_member(row: Row) -> MemberRecord:
-    """Convert a member. A field that only a newer Leasehold knows is skipped."""
-    stored = row["info"]
-    info = {name: value for name, value in stored.items() if name in _INFO_FIELDS}
-    if isinstance(info.get("loads"), dict):
-        info["loads"] = {key: _parsed(load) for key, load in info["loads"].items()}
-    if "weight" in info:
-        info["weight"] = _parsed(info["weight"])
+    """Convert a member."""
     times = {name: float(row[name]) for name in ("remaining_s", "duration_s")}
     return MemberRecord(
         holder=row["holder"],
         group=row["group"],
         alive=row["alive"],
-        info=MemberInfo(**info),
+        info=_to_member_info(row["info"]),
         version=row["version"],
         leave_requested=row.get("dismissed", False),
         **times,
     )
+
+
+def _to_member_info(stored: Row) -> MemberInfo:
+    """Convert what a member publishes. A field that only a newer Leasehold knows is skipped."""
+    info = {name: value for name, value in stored.items() if name in _INFO_FIELDS}
+    if isinstance(info.get("loads"), dict):
+        info["loads"] = {key: _parsed(load) for key, load in info["loads"].items()}
+    if "weight" in info:
+        info["weight"] = _parsed(info["weight"])
+    return MemberInfo(**info)
 
 
 def to_term(row: Row) -> Term:

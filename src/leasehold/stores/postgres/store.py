@@ -110,7 +110,7 @@ class PostgresStore:
             info=to.to_info(info),
         )
         _raise_if_lost(lease.holder, lost)
-        return to.to_changes(*changes)
+        return to.to_changes(since, *changes)
 
     async def revoke(self, lease: Lease, *, lapsed: bool = False) -> None:
         """End a lease and all that it holds."""
