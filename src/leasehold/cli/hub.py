@@ -27,6 +27,7 @@ from leasehold.cli.common import (
 from leasehold.cli.tables import err
 from leasehold.errors import UsageError
 from leasehold.printable import printable
+from leasehold.runtime.private_files import make_directories
 
 if TYPE_CHECKING:
     from leasehold.azure import HubOptions, HubServer, SasKeys
@@ -254,7 +255,7 @@ def _in_directory(directory: Path, volumes: list[Path] | tuple[()]) -> tuple[str
             "give the store with --store instead of --log"
         )
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        make_directories(directory)
     except OSError as error:
         raise UsageError(
             f"--log {directory} can not be a directory: {error.strerror}; choose another one"

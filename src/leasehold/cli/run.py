@@ -36,6 +36,7 @@ from leasehold.jobs.command.signal_queue import SignalQueue
 from leasehold.jobs.policy import OnCrash, Policy
 from leasehold.jobs.wish import Wish, moment_of
 from leasehold.printable import printable
+from leasehold.runtime.private_files import create_file
 from leasehold.stores.sqlite.location import check_path, path_of
 
 if TYPE_CHECKING:
@@ -47,7 +48,6 @@ _WAIT = "wait"
 _CRON, _NOW = "cron", "now"
 _LARGEST_EXIT = 255
 _SQLITE = "sqlite:"
-_FILE_MODE = 0o644  # as SQLite does
 _TICK = timedelta(microseconds=1)
 _MISUSED = 2  # what Typer leaves with
 # Not printed away from a terminal: cron would send mail for each.
@@ -272,7 +272,7 @@ def _make_store(url: str, say: Callable[[str], None]) -> None:
     path = Path(path_of(url)).absolute()
     try:
         check_path(path)
-        path.touch(mode=_FILE_MODE, exist_ok=False)  # of several, one has made it
+        os.close(create_file(path))  # of several, one has made it
     except (OSError, StoreError):  # it is there; or it can not be, and opening it says why
         return
     say(f"made a new store, the file {path}: all that share the job must name this very file")

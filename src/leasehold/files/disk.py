@@ -12,6 +12,8 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
+from leasehold.runtime import private_files
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from concurrent.futures import Executor
@@ -122,8 +124,8 @@ class SystemDisk:
         self._sync_threads = helpers
 
     def create(self, path: str, *, what: str) -> int:  # noqa: ARG002
-        """Make a new, empty file that must not exist."""
-        return os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o644)
+        """Make a new, empty file that must not exist. It is private; see ``private_files``."""
+        return private_files.create_file(path)
 
     def open(self, path: str, *, write: bool = False) -> int:
         """Open a file that must exist."""
@@ -222,7 +224,7 @@ class SystemDisk:
     def make_directory(self, path: str, *, what: str) -> None:  # noqa: ARG002
         """Make a directory unless it exists."""
         with suppress(FileExistsError):
-            os.mkdir(path)  # noqa: PTH102
+            private_files.make_directory(path)
 
     def free_bytes(self, path: str) -> int:
         """Return the free bytes on the file system of ``path`` for this user."""

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from leasehold.clock import boot_id, host_name
 from leasehold.errors import StoreUnusable
 from leasehold.log.producer_batch import OwnerGone
+from leasehold.runtime.private_files import make_directories
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 SCHEME = "unix:"
 _PRIVATE = 0o700
+_OF_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _SOCKET_NAME = re.compile(r"[A-Za-z0-9_-]+\.sock")
 _BOOT_DIGITS = 12
 _BOOT = re.compile(r"[0-9a-f]{12}")
@@ -57,7 +59,8 @@ def address_in(directory: str, *, name: str) -> str:
     parent = Path(socket_directories(directory)[0])
     path = parent / f"{_this_boot()}-{name}.sock"
     try:
-        parent.mkdir(mode=_PRIVATE, parents=True, exist_ok=True)
+        make_directories(parent.parent)
+        parent.mkdir(mode=_PRIVATE, exist_ok=True)  # never for a group
         with _private_directory(str(parent)):
             return f"{SCHEME}{path}"
     except OSError as error:
@@ -174,7 +177,7 @@ def _private_directory(path: str) -> Iterator[int]:
         raise _open_to_others(path) from error
     try:
         found = os.fstat(folder)
-        if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & ~_PRIVATE:
+        if found.st_uid != os.geteuid() or found.st_mode & _OF_OTHERS:
             raise _open_to_others(path)
         yield folder
     finally:

@@ -30,6 +30,7 @@ from leasehold.clock import SystemClock, host_name, new_suffix, system_random
 from leasehold.errors import DataDamaged, JobHeld, UsageError
 from leasehold.jobs.fences.epoch import epoch_number, fenced_write
 from leasehold.names import seconds_of
+from leasehold.runtime.private_files import open_or_create
 from leasehold.stores.sqlite.database import LockWait
 
 if TYPE_CHECKING:
@@ -216,7 +217,7 @@ class FencedPath:
         stopwatch, never = SystemClock().boottime_s, threading.Event()
         lock_wait = LockWait(self._lock_timeout_s, rng=system_random(), stopwatch=stopwatch)
         while True:
-            with self._lock.open("a+b") as lock:
+            with os.fdopen(open_or_create(self._lock), "r+b") as lock:
                 if _is_locked_now(lock, self._lock):
                     try:
                         lock.truncate(0)

@@ -54,6 +54,7 @@ from leasehold.log.owner_link import OwnerClient
 from leasehold.log.producer_batch import ProducerBatch
 from leasehold.log.segment_format import ProducerStamp
 from leasehold.names import stream_directory
+from leasehold.runtime.private_files import make_directories, make_directory
 from leasehold.spark.log_writer.publication_ledger import PublicationLedger
 from leasehold.spark.log_writer.staged_rows import StagingPlan, size_and_checksum, staged_batches
 
@@ -282,7 +283,9 @@ class Publisher:
         found = self._log.stream(self._stream.name)
         directory = self._staging / (_SHARED_DIRECTORY if shared else new_token())
         try:
-            directory.mkdir(parents=True, exist_ok=shared)
+            make_directories(directory if shared else directory.parent)
+            if not shared:
+                make_directory(directory)
         except OSError as error:
             raise VolumeUnusable(
                 f"no directory can be made in {self._staging} ({error}): name another one with the "

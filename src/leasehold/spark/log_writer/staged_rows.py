@@ -21,6 +21,7 @@ from leasehold.errors import SinkUnfit, UsageError, VolumeUnusable
 from leasehold.events.event import SENT_SCHEMA, sent_batch, split_by_key
 from leasehold.log.segment_format import MAX_BODY_BYTES
 from leasehold.log.send_queue import cut
+from leasehold.runtime.private_files import create_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -85,7 +86,7 @@ def stage(
     """
     path = Path(plan.directory) / f"{task:05d}-{token}.arrow"
     try:
-        with path.open("xb") as file:
+        with os.fdopen(create_file(path), "wb") as file:
             rows = _write_rows(file, batches, plan, task)
             file.flush()
             os.fsync(file.fileno())

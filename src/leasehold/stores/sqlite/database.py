@@ -18,6 +18,7 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import quote
 
 from leasehold.clock import SystemClock, system_random
 from leasehold.errors import StoreUnavailable, StoreUnusable, UsageError
@@ -203,11 +204,17 @@ class Transaction:
         self._connection.execute(f"PRAGMA {name} = {value:d}")
 
 
+def _uri(path: Path) -> str:
+    """Return the URI with which SQLite opens a file and never makes one, open to other users."""
+    quoted = quote(os.fsencode(path))
+    return f"file:{'//' if quoted.startswith('/') else ''}{quoted}?mode=rw"
+
+
 class Database:
     """A database file, open. Safe to use from several threads; not in a forked process."""
 
     def __init__(self, path: Path, *, busy_limit_s: float) -> None:
-        """Connect; nothing is read or written yet."""
+        """Connect to a file that exists; nothing is read or written yet."""
         self.path = path
         self._busy_limit_s = busy_limit_s
         self._pid = os.getpid()
@@ -218,7 +225,8 @@ class Database:
         self._identity: tuple[int, int] | None = None
         try:
             self._connection: sqlite3.Connection | None = sqlite3.connect(
-                path,
+                _uri(path),
+                uri=True,
                 timeout=0.0,  # no busy handler: see ``LockWait``
                 isolation_level=None,  # only explicit transactions
                 check_same_thread=False,  # the lock serialises the threads

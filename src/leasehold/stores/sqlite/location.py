@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from leasehold.clock import boot_id as this_boot
 from leasehold.errors import InvalidUrl, StoreUnusable
+from leasehold.runtime.private_files import create_file
 from leasehold.stores.sqlite.database import Database
 from leasehold.stores.sqlite.migrations import prepare
 from leasehold.stores.validation import no_store_yet
@@ -50,6 +53,8 @@ def ready_database(
     """
     if not create and not path.exists():
         raise no_store_yet(str(path))
+    if create:
+        _create_private(path)
     database = Database(path, busy_limit_s=busy_limit_s)
     try:
         prepare(database, clock=clock, boot_id=boot_id, create=create)
@@ -57,6 +62,12 @@ def ready_database(
         database.close()
         raise
     return database
+
+
+def _create_private(path: Path) -> None:
+    """Create the file if there is none. SQLite gives its log and other files the same mode."""
+    with suppress(OSError):  # it is there; or it can not be made, and opening it says why
+        os.close(create_file(path.resolve()))
 
 
 def check_path(path: Path) -> None:
