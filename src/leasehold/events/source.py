@@ -14,7 +14,7 @@ Guarantees of every source:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from leasehold.errors import UsageError
@@ -29,11 +29,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionEnds:
-    """The first event that is kept, and the number that the next one will get."""
+    """The first event that is kept, and the number that the next one will get.
+
+    ``stream`` is the identity of the stream, where the source gives it.
+    """
 
     first: int
     next: int
     last_enqueued_at: datetime | None = None
+    stream: str = field(default="", compare=False)
 
 
 class Receiver(Protocol):

@@ -120,13 +120,14 @@ class LogPositions:
 
     def _ends(self, wanted: frozenset[str]) -> Mapping[str, PartitionEnds]:
         found, self.failure = {}, ""
-        count = self._log.stream(self._stream).partitions
+        stream = self._log.stream(self._stream)
         # Not by Log.info: for a partition that cannot be read it returns lower bounds.
-        for partition in sorted(wanted & {str(number) for number in range(count)}):
+        for partition in sorted(wanted & {str(number) for number in range(stream.partitions)}):
             try:
                 with self._log.reader(self._stream, int(partition)) as reader:
                     first = reader.position
-                    found[partition] = PartitionEnds(first=first, next=first + reader.lag())
+                    end = first + reader.lag()
+                    found[partition] = PartitionEnds(first=first, next=end, stream=stream.identity)
             except (DataDamaged, VolumeUnusable) as error:
                 self.failure = f"partition {partition}: {error}"
         return found

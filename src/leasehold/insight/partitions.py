@@ -89,9 +89,9 @@ def waiting(checkpoint: Checkpoint | None, ends: PartitionEnds | None) -> Backlo
     if checkpoint is None:
         # The processor's own start position decides; but without events nothing waits.
         return Backlog(lag_events=0) if ends.next == ends.first else Backlog()
-    resumes_at = checkpoint.resumes_at
-    if resumes_at > ends.next:
-        return Backlog(beyond_end=True)
+    resumes_at, known = checkpoint.resumes_at, checkpoint.position.stream
+    if resumes_at > ends.next or (ends.stream and known not in {"", ends.stream}):
+        return Backlog(beyond_end=True)  # of another stream of this name, whose numbers differ
     oldest = max(resumes_at, ends.first)
     return Backlog(
         lag_events=ends.next - oldest,

@@ -24,7 +24,7 @@ from leasehold.insight.groups import known_groups
 from leasehold.insight.inspector import RememberedEnds
 from leasehold.insight.partitions import Backlog, waiting
 from leasehold.log import Log, LogOptions, LogSource
-from leasehold.model import Checkpoint, HandOver, Position, State
+from leasehold.model import Checkpoint, CheckpointWrite, HandOver, Position, State
 from leasehold.names import in_order
 from leasehold.ports import Store
 from leasehold.testing.clock import ManualClock
@@ -239,6 +239,15 @@ def test_the_log_tells_heads_and_how_long_the_oldest_event_waits(logged: Scene) 
     assert part.lag_s is not None
     assert 0 <= part.lag_s < 60
     assert (other.checkpoint, other.head, other.lag_events, other.lag_s) == (None, 9, None, None)
+
+
+def test_a_checkpoint_of_a_stream_that_was_recreated_has_no_lag(logged: Scene) -> None:
+    (owned,) = logged.join("a", 0)
+    position = Position(sequence_number=3, stream="another one")
+    mark = CheckpointWrite(ownership=owned, position=position)
+    assert not logged.run(lambda store: store.checkpoint([mark]))
+    part, _ = on_desk(logged).partitions
+    assert (part.checkpoint, part.lag_events, part.lag_s, part.beyond_end) == (3, None, None, True)
 
 
 def test_a_look_takes_no_partition_from_its_reader(logged: Scene) -> None:

@@ -219,8 +219,10 @@ def test_a_checkpoint_that_is_no_position_of_this_stream_is_found(spark: SparkSe
             a.checkpoint("old", 2, 10, 15, stream=""),
             a.checkpoint("fine", 2, 23, 15),
             a.checkpoint("begins", 2, 4, 15),
+            a.checkpoint("again", 2, 10, 15),
         ),
-        ends=dict.fromkeys(("other", "beyond", "missed", "old", "fine", "begins"), ends),
+        ends=dict.fromkeys(("other", "beyond", "missed", "old", "fine", "begins", "again"), ends),
+        stored_at={"fine": a.at(70), "again": a.at(80)},
     )
     frames = stream_findings(small(spark, material), material.identity)
     found = "checkpoints-stream"
@@ -233,6 +235,8 @@ def test_a_checkpoint_that_is_no_position_of_this_stream_is_found(spark: SparkSe
     assert result(frames, Level.UNKNOWN) == {
         (found, "missed"): "events 2 to 4 were removed from the log before the group was done "
         "with them",
+        (found, "again"): "event 10 was stored after the checkpoint that says it is done: the "
+        "stream has lost its files and begun again, or clocks differ by more than a minute",
         (found, "old"): "the checkpoint at event 10 does not say of which stream it is: an older "
         "version wrote it; the next write says it",
     }
@@ -257,6 +261,20 @@ def test_a_stream_that_was_recreated_is_not_proved(spark: SparkSession, tmp_path
     assert found.verdict is Verdict.REFUTED
     (fault,) = [each for each in found.findings if each.level is Level.FAULT]
     assert (fault.check, fault.partition) == ("checkpoints-stream", "0")
+
+
+@pytest.mark.server
+@pytest.mark.spec("B10")
+def test_a_stream_that_lost_its_files_is_not_proved(spark: SparkSession, tmp_path: Path) -> None:
+    url, sink = made(tmp_path, events=40, partitions=1), tmp_path / "table"
+    line = Pipeline(spark, "log:orders", url, "copies", options=PipelineOptions(timing=QUICK))
+    line.write_to(DeltaSink(sink)).run(until_caught_up=True)
+    with Log.open(url) as log:
+        log.files.delete("/orders", recursive=True, by_log=True)
+    found = audit(spark, store=url, stream="orders", group="copies")
+    assert found.verdict is Verdict.REFUTED
+    (fault,) = [each for each in found.findings if each.level is Level.FAULT]
+    assert "up to 39 are done, and the log ends before event 0: files" in fault.what
 
 
 @pytest.mark.spec("S1")

@@ -7,14 +7,21 @@ what was read before.
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 import anyio
 
 from leasehold.clock import SystemClock
-from leasehold.errors import LeaseholdError, StoreError, UnknownResource, UnknownStream, UsageError
+from leasehold.errors import (
+    LeaseholdError,
+    StoreError,
+    Trimmed,
+    UnknownResource,
+    UnknownStream,
+    UsageError,
+)
 from leasehold.events.source_urls import open_ranges
 from leasehold.names import last_part, partition_group, partition_key
 from leasehold.spark.audit.judge import judge
@@ -26,11 +33,12 @@ from leasehold.stores import open_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
+    from datetime import datetime
 
     from pyspark.sql import DataFrame, SparkSession
 
     from leasehold.clock import Clock
-    from leasehold.events.source import PartitionEnds
+    from leasehold.events.source import PartitionEnds, RangeSource
     from leasehold.model import Checkpoint, Term
     from leasehold.spark.audit.report import Audit
     from leasehold.spark.audit.rows import Rows
@@ -50,6 +58,16 @@ class _SinkContents:
     commits: tuple[Commit, ...] | None = None
     rows: Rows | None = None
     settled: bool = True
+    trouble: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _LogState:
+    """What the log has of a stream; see ``AuditMaterial``."""
+
+    ends: Mapping[str, PartitionEnds] | None = None
+    identity: str = ""
+    stored_at: Mapping[str, datetime] = field(default_factory=dict)
     trouble: str = ""
 
 
@@ -88,7 +106,8 @@ def audit(
         terms = anyio.run(_terms, store, sorted({*keys, *(each.key for each in checkpoints)}))
         if not (epochs or terms or found.commits):
             raise _unknown_group(store, stream, group)
-        ends, identity, log_trouble = _ends(store, stream)
+        log_state = _read_log(store, stream, checkpoints)
+        ends = log_state.ends
         material = AuditMaterial(
             stream=stream,
             group=group,
@@ -100,11 +119,12 @@ def audit(
             sink=sink.name if sink is not None else None,
             commits=found.commits,
             ends=ends,
-            identity=identity,
+            identity=log_state.identity,
+            stored_at=log_state.stored_at,
             settled=found.settled,
             rows_trouble=found.trouble,
             rows_replaced=found.rows.replaced if found.rows is not None else "",
-            log_trouble=log_trouble,
+            log_trouble=log_state.trouble,
         )
         say("judging, on Spark")
         rows = found.rows.frame if found.rows is not None else None
@@ -183,25 +203,44 @@ def _read_sink(
     return _SinkContents(commits=commits, rows=rows, settled=False)
 
 
-def _ends(url: str, stream: str) -> tuple[Mapping[str, PartitionEnds] | None, str, str]:
-    """Return where each partition of the stream ends, and its identity; or None and the reason.
+def _read_log(url: str, stream: str, checkpoints: Iterable[Checkpoint]) -> _LogState:
+    """Return what the log has of the stream, or the reason why it cannot be read.
 
     A stream need not be part of the store's log; then there is no reason.
     """
     try:
         source = open_ranges(stream, store_url=url, name="audit")
     except (UsageError, UnknownStream):
-        return None, "", ""
+        return _LogState()
     except StoreError:
         raise
     except (LeaseholdError, OSError) as error:
-        return None, "", str(error)
+        return _LogState(trouble=str(error))
     try:
-        return source.ends(source.partitions()), source.identity, ""
+        ends = source.ends(source.partitions())
+        return _LogState(
+            ends=ends, identity=source.identity, stored_at=_stored_at(source, checkpoints, ends)
+        )
     except (LeaseholdError, OSError) as error:
-        return None, "", str(error)
+        return _LogState(trouble=str(error))
     finally:
         source.close()
+
+
+def _stored_at(
+    source: RangeSource, checkpoints: Iterable[Checkpoint], ends: Mapping[str, PartitionEnds]
+) -> dict[str, datetime]:
+    """Return when the last event before each checkpoint was stored, by partition."""
+    found = {}
+    for checkpoint in checkpoints:
+        partition, number = last_part(checkpoint.key), checkpoint.resumes_at - 1
+        if partition in ends and ends[partition].first <= number < ends[partition].next:
+            with suppress(Trimmed):
+                for batch in source.read(partition, number, number + 1, bodies=False):
+                    at = next(iter(batch)).enqueued_at
+                    if at is not None:
+                        found[partition] = at
+    return found
 
 
 def _log_frame(

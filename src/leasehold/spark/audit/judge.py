@@ -271,7 +271,16 @@ def stream_findings(tables: Tables, identity: str) -> list[DataFrame]:
         "the next write says it",
         F.col("resumes_at") - 1,
     )
+    late = F.col("stored_at") > F.col("updated_at") + F.expr(f"INTERVAL {_CLOCKS_DIFFER_S} SECONDS")
+    begun_again = formatted(
+        "event %d was stored after the checkpoint that says it is done: the stream has lost its "
+        "files and begun again, or clocks differ by more than a minute",
+        F.col("resumes_at") - 1,
+    )
     return [
+        findings_frame(
+            here.where(late), CHECKPOINTS_STREAM, begun_again, evidence, level=Level.UNKNOWN
+        ),
         findings_frame(elsewhere, CHECKPOINTS_STREAM, other, evidence),
         findings_frame(
             here.where(F.col("resumes_at") > F.col("next")), CHECKPOINTS_STREAM, beyond, evidence
@@ -451,6 +460,7 @@ def _before(*names: str) -> WindowSpec:
 
 _SINK_CHANGED = "the sink was written while it was read: stop the drivers, then audit again"
 _MAX_ERROR_CHARS = 300
+_CLOCKS_DIFFER_S = 60  # the time of an event is that of its producer's machine, never proof
 # Compiling code for a hundred rows takes longer than reading them: a third of the CPU.
 _SMALL_QUERY_SETTINGS = {
     "spark.sql.adaptive.enabled": "false",

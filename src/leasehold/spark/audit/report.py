@@ -45,6 +45,7 @@ class AuditMaterial:
         commits: those of the sink, oldest first; None if no sink was named.
         ends: the ends of each partition; None if the stream is not one of the store's log.
         identity: of the stream as it is now; empty if that is not known.
+        stored_at: when the event at each checkpoint was stored, by partition, where the log has it.
         settled: whether the sink did not change while it was read.
         rows_replaced: why there may be fewer rows than were written; else empty.
         rows_trouble, log_trouble: why rows or events could not be read; else empty.
@@ -61,6 +62,7 @@ class AuditMaterial:
     commits: tuple[Commit, ...] | None = None
     ends: Mapping[str, PartitionEnds] | None = None
     identity: str = ""
+    stored_at: Mapping[str, datetime] = field(default_factory=dict)
     settled: bool = True
     rows_replaced: str = ""
     rows_trouble: str = ""

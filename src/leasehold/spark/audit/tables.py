@@ -38,6 +38,7 @@ _CHECKPOINTS = pa.schema(
         ("epoch", pa.int64()),
         ("resumes_at", pa.int64()),
         ("stream", pa.string()),
+        ("stored_at", _TIME),
         ("updated_at", _TIME),
         ("updated", pa.string()),
     ]
@@ -115,6 +116,7 @@ def _checkpoints(material: AuditMaterial) -> list[dict[str, object]]:
             "epoch": each.epoch,
             "resumes_at": each.resumes_at,
             "stream": each.position.stream,
+            "stored_at": material.stored_at.get(last_part(each.key)),
             "updated_at": each.updated_at,
             "updated": time_text(each.updated_at),
         }
