@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import pathlib
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -289,12 +290,19 @@ def volumes(*, store: DatabaseUrl = None, form: Form = Output.TABLE) -> None:
     have a block that it should have. Damage is not looked for: `leasehold files verify` does.
     """
     with _opened(store) as files:
+        blocks, lengths = Counter[str](), Counter[str]()
         with err.status("looking for missing copies"):
-            missing = list(files.missing_copies())
-        rows = [_volume_row(files, volume, missing, form) for volume in files.volumes]
+            for each in files.missing_copies():  # there may be very many: only counted
+                blocks[each.volume] += 1
+                lengths[each.volume] += each.block.length
+        rows = [
+            _volume_row(files, volume, blocks[volume.id], lengths[volume.id], form)
+            for volume in files.volumes
+        ]
     print_rows(rows, form, _VOLUME_COLUMNS)
-    if missing:
-        err.print(f"{_copies(missing)} missing: see `leasehold files repair`")
+    if blocks:
+        what = _copies(blocks.total(), lengths.total())
+        err.print(f"{what} missing: see `leasehold files repair`")
 
 
 @files_app.command("repair", epilog="leasehold files repair /orders --execute")
@@ -339,10 +347,10 @@ def repair(
         possible = [each for each in missing if not each.trouble]
         if execute:
             made, held = _make_copies(files, possible)
-            err.print(f"made: {_copies(made)}")
+            err.print(f"made: {_copies_of(made)}")
         else:
             made, held = possible, 0
-            err.print(f"nothing was done; with --execute: {_copies(possible)}")
+            err.print(f"nothing was done; with --execute: {_copies_of(possible)}")
         hopeless = [each for each in missing if each.trouble]
         _print_troubles(hopeless)
     if hopeless or len(made) + held < len(possible):
@@ -394,7 +402,7 @@ def replace(
         if made == volume:
             err.print(f"volume {volume} has moved to {directory}: it keeps its copies")
         else:
-            err.print(f"{_copies(missing)} missing: see `leasehold files repair`")
+            err.print(f"{_copies_of(missing)} missing: see `leasehold files repair`")
 
 
 @files_app.command("adopt", epilog="leasehold files adopt --execute")
@@ -434,9 +442,12 @@ def adopt(
 _CHUNK_BYTES = 1 << 20
 
 
-def _copies(missing: Sequence[MissingCopy]) -> str:
-    size = shown_bytes(sum(each.block.length for each in missing))
-    return f"{len(missing):,} {'copy' if len(missing) == 1 else 'copies'}, {size}"
+def _copies(count: int, length: int) -> str:
+    return f"{count:,} {'copy' if count == 1 else 'copies'}, {shown_bytes(length)}"
+
+
+def _copies_of(missing: Sequence[MissingCopy]) -> str:
+    return _copies(len(missing), sum(each.block.length for each in missing))
 
 
 def _missing_row(missing: MissingCopy) -> dict[str, object]:
@@ -455,11 +466,11 @@ def _print_troubles(missing: Sequence[MissingCopy]) -> None:
     """Print why copies cannot be made now, each reason once."""
     for trouble in dict.fromkeys(each.trouble for each in missing):
         those = [each for each in missing if each.trouble == trouble]
-        err.print(f"cannot be made now: {_copies(those)}: {trouble}")
+        err.print(f"cannot be made now: {_copies_of(those)}: {trouble}")
 
 
 def _volume_row(
-    files: Namespace, volume: Volume, missing: Sequence[MissingCopy], form: Output
+    files: Namespace, volume: Volume, missing_blocks: int, missing_bytes: int, form: Output
 ) -> dict[str, object]:
     trouble = short = None
     free: int | None = None
@@ -468,19 +479,18 @@ def _volume_row(
         free = volume.free_bytes()
     except (LeaseholdError, OSError) as error:
         trouble, short = str(error), _short(error)
-    here = [each.block.length for each in missing if each.volume == volume.id]
     row: dict[str, object] = {
         "id": volume.id,
         "path": volume.root,
         "usable": trouble is None,
         "free_bytes": free,
-        "missing_blocks": len(here),
-        "missing_bytes": sum(here),
+        "missing_blocks": missing_blocks,
+        "missing_bytes": missing_bytes,
         "trouble": trouble,
     }
     if form is Output.TABLE:
-        row |= {"missing": f"{len(here):,}, {shown_bytes(sum(here))}" if here else None}
-        row |= {"trouble": short}
+        missing = f"{missing_blocks:,}, {shown_bytes(missing_bytes)}" if missing_blocks else None
+        row |= {"missing": missing, "trouble": short}
     return row
 
 

@@ -87,8 +87,8 @@ class Survey:
         """Make directories again that are missing on volumes that answer."""
         for volume_id, volume in self._volumes.items():
             if volume_id not in self._unreadable:
-                with suppress(OSError):
-                    volume.restore_directories()
+                with suppress(OSError, VolumeUnusable):
+                    _restore_directories(volume, self._context)
 
     def _free(self, volume_id: str) -> int | str:
         """Return the free bytes of a volume; if it cannot be written, why."""
@@ -256,7 +256,12 @@ def copying(
     target = context.volumes.usable(missing.volume)
     if target.free_bytes() < block.length + _KEPT_FREE_BYTES:
         raise VolumeUnusable(_no_room(target.id, target.free_bytes()))
-    target.restore_directories()
+    _restore_directories(target, context)
+    if not context.disk.exists(target.directory(block.id)):
+        raise VolumeUnusable(
+            f"volume {target.id} has lost the directory {target.directory(block.id)}, and a file "
+            "that is being written was there. Recover the file first."
+        )
     copy = journal.begin_copy(block, missing.volume, holder, mark=context.volumes.mark([target]))
     renewed_at = clock.boottime_s()
     try:
@@ -284,6 +289,12 @@ def copying(
         with suppress(OSError, ProcessExhausted):
             remove_copy(target, block.id, copy.epoch, disk=context.disk)
         raise
+
+
+def _restore_directories(volume: Volume, context: RecoveryContext) -> None:
+    if volume.missing_directories():
+        volume.check()
+        volume.restore_directories(context.journal.open_blocks_on(volume.id))
 
 
 def _sources(block: Block, context: RecoveryContext, *, last: str = "") -> list[Volume]:
@@ -415,7 +426,9 @@ class Repairer:
 
     def _remember(self, missing: MissingCopy, error: Exception) -> None:
         """Try it again later, with growing pauses: it must not delay others."""
-        attempts = self._failures.get(_key(missing), (0, 0.0))[0] + 1
+        attempts = self._failures.get(_key(missing), (0, 0.0))[0]
+        if not isinstance(error, FencedWrite) or not attempts:  # else another process copies it
+            attempts += 1
         pause_s = _RETRY_BACKOFF.pause_s(attempts, self._rng)
         if len(self._failures) >= _MAX_REMEMBERED:
             self._failures.clear()

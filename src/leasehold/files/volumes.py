@@ -30,7 +30,7 @@ from leasehold.errors import UsageError, VolumeUnusable
 from leasehold.files.model import VolumeMark, newer_volume
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from leasehold.clock import Clock
     from leasehold.errors import VolumeNewer
@@ -234,17 +234,27 @@ class Volume:
         """Return the free bytes; raise ``OSError`` if the volume fails."""
         return self.disk.free_bytes(self.root)
 
-    def restore_directories(self) -> None:
-        """Make those directories again that are missing, durably; the identity must be there."""
+    def missing_directories(self) -> frozenset[int]:
+        """Return the numbers of the block directories that are missing; raises ``OSError``."""
+        names: set[str] = set()
         with suppress(FileNotFoundError):
-            if len(self.disk.names(self._blocks)) >= _DIRECTORIES:
-                return
-        self._make_directories()
-        self.disk.sync_directory(self.root, what="volume")
+            names = set(self.disk.names(self._blocks))
+        return frozenset(each for each in range(_DIRECTORIES) if f"{each:02x}" not in names)
 
-    def _make_directories(self) -> None:
+    def restore_directories(self, open_blocks: Collection[int]) -> None:
+        """Make directories again that are missing, durably; the identity must be there.
+
+        Not those that the ``open_blocks`` had: there, "no such directory" tells a recovery that the
+        volume has lost its replica. An empty directory would say that there never was one.
+        """
+        lost = self.missing_directories() - {block_id % _DIRECTORIES for block_id in open_blocks}
+        if lost:
+            self._make_directories(sorted(lost))
+            self.disk.sync_directory(self.root, what="volume")
+
+    def _make_directories(self, numbers: Iterable[int] = range(_DIRECTORIES)) -> None:
         self.disk.make_directory(self._blocks, what="volume")
-        for number in range(_DIRECTORIES):
+        for number in numbers:
             self.disk.make_directory(f"{self._blocks}/{number:02x}", what="volume")
         self.disk.sync_directory(self._blocks, what="volume")
 
@@ -492,6 +502,28 @@ class Volumes:
 
     def choose(self, *, replication: int, min_volumes: int, turn: int) -> tuple[Volume, ...]:
         """Choose volumes for a new block in turn; skip those that cannot be used."""
+        found, errors = self._usable_in_turn(replication, turn)
+        if errors and len(found) < replication:
+            before = self.all()
+            self.refresh()  # one may have been replaced by another process
+            if self.all() != before:
+                found, errors = self._usable_in_turn(replication, turn)
+        if len(found) < min_volumes:
+            raise VolumeUnusable(
+                f"{len(found)} of {len(self)} volumes can be used and {min_volumes} are needed: "
+                f"{'; '.join(errors) or 'add volumes, or ask for fewer replicas'}"
+            )
+        if len(found) < replication and errors:
+            log.warning(
+                "a block is begun on %d of %d volumes: %s",
+                len(found),
+                replication,
+                "; ".join(errors),
+            )
+        return tuple(found)
+
+    def _usable_in_turn(self, replication: int, turn: int) -> tuple[list[Volume], list[str]]:
+        """Return usable volumes from the one whose turn it is, and why others were skipped."""
         ordered = sorted(self.all(), key=lambda volume: volume.id)
         first = turn % len(ordered)
         found: list[Volume] = []
@@ -505,19 +537,7 @@ class Volumes:
                 errors.append(str(error))
             else:
                 found.append(volume)
-        if len(found) < min_volumes:
-            raise VolumeUnusable(
-                f"{len(found)} of {len(ordered)} volumes can be used and {min_volumes} are needed: "
-                f"{'; '.join(errors) or 'add volumes, or ask for fewer replicas'}"
-            )
-        if len(found) < replication and errors:
-            log.warning(
-                "a block is begun on %d of %d volumes: %s",
-                len(found),
-                replication,
-                "; ".join(errors),
-            )
-        return tuple(found)
+        return found, errors
 
     def _check_unless_recent(self, volume: Volume) -> None:
         now = self._clock.boottime_s()

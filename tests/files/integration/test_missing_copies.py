@@ -29,6 +29,7 @@ from leasehold.errors import (
     FencedWrite,
     LeaseholdError,
     StoreUnavailable,
+    TailUncertain,
     UsageError,
     VolumeUnusable,
 )
@@ -725,3 +726,54 @@ def test_a_volume_that_only_moved_keeps_its_id_and_its_copies(one: World) -> Non
     assert files.replace_volume(old, moved) == old
     assert list(files.missing_copies("/a", compare=True)) == []
     assert isinstance(files.volumes[0], Volume)
+
+
+def test_a_writer_without_a_monitor_learns_of_the_new_volume_when_the_old_one_fails(
+    one: World,
+) -> None:
+    files, writing = one.open(), one.open("writing")
+    (old,) = (each.id for each in files.volumes if each.root == str(one.roots[0]))
+    shutil.rmtree(one.roots[0])
+    new = files.replace_volume(old, one.roots[0].with_name("new"))
+    one.pass_s(10)
+    _write(writing, "/a")
+    assert all(new in block.volumes for block in blocks(files, "/a"))
+    _check(one, files, "/a")
+
+
+@pytest.mark.spec("F9")
+def test_while_another_process_copies_a_block_the_pauses_do_not_grow(one: World) -> None:
+    files = one.open()
+    _write(files, "/a")
+    _empty(one.roots[1])
+    holding = one.open("holding", options=replace(OPTIONS, repair_bytes=1))
+    assert holding.repairer.run_once().left
+    watcher = one.open("watcher")
+    for _ in range(6):
+        watcher.repairer.run_once()
+        one.pass_s(11)
+    holding.repairer.close()
+    one.pass_s(11)
+    assert sum(watcher.repairer.run_once().copied for _ in range(3)) >= 1
+    _check(one, watcher, "/a")
+
+
+@pytest.mark.spec("F9", "F8")
+def test_a_volume_that_lost_an_open_block_does_not_say_that_there_was_none(one: World) -> None:
+    files = one.open()
+    _write(files, "/a")
+    writer = files.create("/open", replication=1)
+    writer.write(DATA)
+    writer.sync()
+    writer.leave_behind()
+    (lost,) = (each for each in files.volumes if each.id in blocks(files, "/open")[0].volumes)
+    _empty(Path(lost.root))
+    watcher = one.open("watcher")
+    assert _repair(one, watcher).copied == 3  # none of them is in the directory of the open block
+    with pytest.raises(TailUncertain):
+        watcher.recover("/open", timeout=timedelta(0))
+    assert not watcher.is_closed("/open")
+    watcher.delete("/open")
+    _repair(one, watcher)
+    assert lost.missing_directories() == set()
+    _check(one, watcher, "/a")

@@ -438,6 +438,11 @@ class Journal:
 
         return self._read(query)
 
+    def open_blocks_on(self, volume_id: str) -> frozenset[int]:
+        """Return the open blocks that have a replica on a volume."""
+        rows = self._read(lambda work: work.tx.all("open_on", volume_id=volume_id))
+        return frozenset(block_id for (block_id,) in rows)
+
     def begin_copy(
         self, block: Block, volume: str, holder: FileHolder, *, mark: VolumeMark = NO_MARK
     ) -> BlockCopy:

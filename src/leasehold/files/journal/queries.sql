@@ -440,6 +440,12 @@ WHERE
     )
 ORDER BY fs_block.id, fs_replica.volume_id;
 
+-- name: open_on
+-- Open blocks with a replica on a volume.
+SELECT fs_block.id
+FROM fs_block INNER JOIN fs_replica ON fs_replica.block_id = fs_block.id
+WHERE fs_block.state = 'open' AND fs_replica.volume_id = :volume_id;
+
 -- name: replica_write
 INSERT INTO fs_replica (block_id, volume_id, copy_epoch) VALUES (:block_id, :volume_id, :epoch)
 ON CONFLICT (block_id, volume_id) DO UPDATE SET copy_epoch = excluded.copy_epoch;
