@@ -191,7 +191,8 @@ class Claimant:
         if blocked or done:
             mine = [_proof(each, lease) for each in wanted if each.holder == lease.holder]
         else:
-            note = self.note.to_json()
+            # What it is until more is known, also if nobody hears that it was reserved.
+            note = replace(self.note, outcome=Outcome.NO_RUN).to_json()
             asked = [KeyClaim(key=each.key, seen_epoch=each.epoch, note=note) for each in wanted]
             self._in_doubt = True
             mine = list(await self._call("claim", self._store.claim(lease, asked)))

@@ -14,24 +14,28 @@ import anyio
 
 from leasehold.clock import SystemClock, system_random
 from leasehold.errors import LeaseLost
-from leasehold.jobs.claimant import Claimant
+from leasehold.jobs.claimant import Claimant, Parting
+from leasehold.jobs.run_log import Outcome
 from leasehold.jobs.threads import LoopOver, call_in, post
 from leasehold.stores import open_store
 
 if TYPE_CHECKING:
+    import random
     from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
     from datetime import timedelta
 
     from leasehold.clock import Clock
-    from leasehold.jobs.claimant import Parting
     from leasehold.jobs.wish import Done, Held, Wish
     from leasehold.model import Ownership
     from leasehold.ports import Store
+    from leasehold.runtime.loop_thread import LoopLink
 
 T = TypeVar("T")
 
 log = logging.getLogger("leasehold.jobs")
 
+# Reserved in the moment in which its caller was called off.
+_UNUSED = Parting(outcome=Outcome.NO_RUN, words="nobody waited for it any more")
 _BROKEN = "the renewals have ended"
 _RELEASE = 1.5
 
@@ -49,20 +53,31 @@ class Request:
         *,
         store: str | Store,
         clock: Clock | None = None,
+        rng: random.Random | None = None,
+        identity: Callable[[], tuple[str, str]] | None = None,
+        link: LoopLink | None = None,
         on_waiting: Callable[[Held], None] | None = None,
         on_lost: Callable[[str], None] | None = None,
         on_asked: Callable[[str | None], None] | None = None,
     ) -> None:
-        """Ask for nothing yet. ``store``: a URL, or a store that serves any event loop."""
+        """Ask for nothing yet. ``store``: a URL, or a store that serves any event loop.
+
+        With a ``link`` it has no thread: it lives on the lease side of the link, and only the
+        awaited methods (``…_awaited``) can be used.
+        """
         self.wish = wish
         self.lost = threading.Event()
         self._store = store
         self._clock = clock or SystemClock()
+        self._rng = rng or system_random()
+        self._identity = identity
+        self._link = link
+        self._living: asyncio.Task[None] | None = None
         self._told = _Telling(
             over=self.lost, on_waiting=on_waiting, on_lost=on_lost, on_asked=on_asked
         )
         self._answer: Future[Held | Done | Claimant | None] = Future()
-        self._loop = asyncio.new_event_loop()
+        self._loop = asyncio.new_event_loop() if link is None else asyncio.get_running_loop()
         self._scope: anyio.CancelScope | None = None
         self._cancelled = False
         self._stopped = asyncio.Event()
@@ -85,6 +100,7 @@ class Request:
             return self._answer.result()
         except BaseException:  # KeyboardInterrupt too: nobody would release it any more
             self.cancel()
+            self._parting = _UNUSED
             self._post(self._stopped.set)
             raise
 
@@ -121,6 +137,45 @@ class Request:
                 reason="released",
             ) from error
 
+    # ------------------------------------------------------------ awaited
+
+    async def ask_awaited(self, *, wait: timedelta | None) -> Held | Done | Claimant | None:
+        """Await what ``ask`` returns."""
+        if self._link is None:
+            try:
+                return await _in_thread(lambda: self.ask(wait=wait), call_off=self.cancel)
+            except asyncio.CancelledError:
+                self.release(_UNUSED)  # it may have come in the very moment of the calling off
+                raise
+        link, wait_s = self._link, None if wait is None else wait.total_seconds()
+        self._living = asyncio.create_task(link.on_lease(lambda: self._main(wait_s)))
+        self._living.add_done_callback(self._linked_ended)
+        try:
+            return await asyncio.wrap_future(self._answer)
+        except asyncio.CancelledError:
+            self.cancel()
+            self.release(_UNUSED)
+            raise
+
+    async def call_awaited(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Await what ``call`` returns."""
+        if self._link is None:
+            return await _in_thread(lambda: self.call(make))
+        return await self._link.on_lease(make)
+
+    async def release_awaited(self, parting: Parting | None = None) -> None:
+        """Release it as ``release`` does. A cancelled task waits for it too."""
+        if self._living is None:
+            await _in_thread(lambda: self.release(parting))
+        else:
+            self.release(parting)
+            await asyncio.wait([self._living])
+
+    def _linked_ended(self, living: asyncio.Task[None]) -> None:
+        error = None if living.cancelled() else living.exception()
+        if not self._answer.done():
+            self._answer.set_exception(error or asyncio.CancelledError())
+
     # ------------------------------------------------------------ the thread
 
     def _live(self, wait_s: float | None) -> None:
@@ -135,7 +190,12 @@ class Request:
     async def _main(self, wait_s: float | None) -> None:
         async with self._opened() as store:
             claimant = Claimant(
-                store, self.wish, told=self._told, clock=self._clock, rng=system_random()
+                store,
+                self.wish,
+                told=self._told,
+                clock=self._clock,
+                rng=self._rng,
+                identity=self._identity,
             )
             held: Held | Done | None = None
             try:
@@ -177,7 +237,10 @@ class Request:
         async with open_store(self._store, clock=self._clock) as store:
             yield store
 
-    def _post(self, call: Callable[[], object]) -> None:
+    def _post(self, call: Callable[[], None]) -> None:
+        if self._link is not None:
+            self._link.to_lease(call)
+            return
         with suppress(LoopOver):  # all is over
             post(self._loop, call)
 
@@ -212,3 +275,16 @@ def _tell(listener: Callable[[Any], None] | None, what: object) -> None:
         listener(what)
     except Exception:
         log.exception("a listener of a reservation failed")
+
+
+async def _in_thread(work: Callable[[], T], *, call_off: Callable[[], None] = lambda: None) -> T:
+    """Do it in another thread. Who is called off meanwhile waits for its end, and leaves then."""
+    doing = asyncio.ensure_future(asyncio.to_thread(work))
+    try:
+        return await asyncio.shield(doing)
+    except asyncio.CancelledError:
+        call_off()
+        while not doing.done():
+            await asyncio.wait([doing])
+        doing.exception()
+        raise

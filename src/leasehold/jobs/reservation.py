@@ -35,15 +35,17 @@ from leasehold.model import Position
 from leasehold.names import last_part
 
 if TYPE_CHECKING:
+    import random
     import threading
-    from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
     from datetime import datetime
     from types import TracebackType
-    from typing import Self
+    from typing import Any, Self
 
     from leasehold.clock import Clock
     from leasehold.jobs.claimant import Claimant
     from leasehold.ports import Store
+    from leasehold.runtime.loop_thread import LoopLink
 
 J = TypeVar("J")
 
@@ -146,14 +148,7 @@ class Reservation:
             UsageError: the number is less than -1, the note cannot be stored, or an occurrence is
                 reserved.
         """
-        if self.occurrence is not None:
-            raise UsageError(
-                f"the checkpoint of {self.name!r} tells which occurrences are done, so it can have "
-                "no positions of its own: keep them where the job writes, or use progress()"
-            )
-        position = Position(sequence_number=number, offset=note)
-        self.check()
-        self._request.call(lambda: self._claimant.mark(position))
+        self._request.call(self._marking(number, note))
 
     def progress(self, words: str) -> None:
         """Write the progress of the run to the log of the job; the last one stays. Fenced.
@@ -163,8 +158,7 @@ class Reservation:
             FencedWrite: the store says that it has ended.
             StoreUnavailable: unknown whether it was stored; the same call may be repeated.
         """
-        self.check()
-        self._request.call(lambda: self._claimant.progress(words))
+        self._request.call(self._progressing(words))
 
     def give_up(self) -> None:
         """Stop renewing it, for work that does not stop: ``lost`` is set soon.
@@ -191,9 +185,21 @@ class Reservation:
         ``outcome`` (by default ok, or handed over with ``to``), ``exit_code`` and ``words`` are for
         the log. An occurrence that ended as ok or failed is done; otherwise it is still open.
         """
-        default = Outcome.OK if to is None else Outcome.HANDED_OVER
-        parting = Parting(to=to, outcome=outcome or default, exit_code=exit_code, words=words)
-        self._request.release(parting)
+        self._request.release(_parting(to, outcome, exit_code, words))
+
+    def _marking(self, number: int, note: str) -> Callable[[], Coroutine[Any, Any, None]]:
+        if self.occurrence is not None:
+            raise UsageError(
+                f"the checkpoint of {self.name!r} tells which occurrences are done, so it can have "
+                "no positions of its own: keep them where the job writes, or use progress()"
+            )
+        position = Position(sequence_number=number, offset=note)
+        self.check()
+        return lambda: self._claimant.mark(position)
+
+    def _progressing(self, words: str) -> Callable[[], Coroutine[Any, Any, None]]:
+        self.check()
+        return lambda: self._claimant.progress(words)
 
     def __enter__(self) -> Self:
         return self
@@ -206,6 +212,11 @@ class Reservation:
     ) -> None:
         outcome, words = outcome_of(error)
         self.release(outcome=outcome, words=words)
+
+
+def _parting(to: str | None, outcome: Outcome | None, exit_code: int | None, words: str) -> Parting:
+    default = Outcome.OK if to is None else Outcome.HANDED_OVER
+    return Parting(to=to, outcome=outcome or default, exit_code=exit_code, words=words)
 
 
 def outcome_of(error: BaseException | None) -> tuple[Outcome, str]:
@@ -326,8 +337,9 @@ class AsyncReservation:
     It is an asynchronous context manager: leaving the block releases it.
     """
 
-    def __init__(self, job: Reservation, lost: asyncio.Event) -> None:
+    def __init__(self, job: Reservation, request: Request, lost: asyncio.Event) -> None:
         self._job = job
+        self._request = request
         self.lost = lost
         self.key: str = job.key
         self.name: str = job.name
@@ -360,11 +372,11 @@ class AsyncReservation:
 
     async def mark(self, number: int, *, note: str = "") -> None:
         """Store the position of the job; see ``Reservation.mark``."""
-        await _in_thread(lambda: self._job.mark(number, note=note))
+        await self._request.call_awaited(self._job._marking(number, note))  # noqa: SLF001
 
     async def progress(self, words: str) -> None:
         """Write the progress of the run; see ``Reservation.progress``."""
-        await _in_thread(lambda: self._job.progress(words))
+        await self._request.call_awaited(self._job._progressing(words))  # noqa: SLF001
 
     def give_up(self) -> None:
         """Stop renewing it; see ``Reservation.give_up``."""
@@ -379,9 +391,7 @@ class AsyncReservation:
         words: str = "",
     ) -> None:
         """Release the job; see ``Reservation.release``. A cancelled task waits for it too."""
-        await _in_thread(
-            lambda: self._job.release(to=to, outcome=outcome, exit_code=exit_code, words=words)
-        )
+        await self._request.release_awaited(_parting(to, outcome, exit_code, words))
 
     async def __aenter__(self) -> Self:
         return self
@@ -408,11 +418,14 @@ async def try_reserve_async(
     also: Sequence[str] = (),
     holder_name: str | None = None,
     clock: Clock | None = None,
+    rng: random.Random | None = None,
+    sides: Callable[[], LoopLink] | None = None,
+    identity: Callable[[], tuple[str, str]] | None = None,
 ) -> AsyncReservation | Held | Done:
     """Reserve a job, or say who has it; see ``try_reserve``. Calling it off ends the waiting.
 
     A store that is given as such, not by its URL, is used in another thread and event loop: it
-    must be one that serves any.
+    must be one that serves any. ``sides`` makes the lease side; by default it gets a thread.
 
     Raises:
         InvalidName, InvalidDuration, InvalidOptions: with what is wrong and what to write.
@@ -436,17 +449,16 @@ async def try_reserve_async(
         except RuntimeError:  # the loop is closed: nobody listens
             return
 
-    request = Request(wish, store=store, clock=clock, on_lost=tell)
-    try:
-        answer = await _in_thread(lambda: request.ask(wait=wait), call_off=request.cancel)
-    except asyncio.CancelledError:
-        request.release()  # it may have come in the very moment of the calling off
-        raise
+    link = None if sides is None else sides()
+    request = Request(
+        wish, store=store, clock=clock, rng=rng, identity=identity, link=link, on_lost=tell
+    )
+    answer = await request.ask_awaited(wait=wait)
     if isinstance(answer, Held | Done):
         return answer
     if answer is None:
         raise LeaseLost(f"nobody waits for {name!r} any more", key=wish.keys[0], reason="cancelled")
-    return AsyncReservation(Reservation(request, answer), lost)
+    return AsyncReservation(Reservation(request, answer), request, lost)
 
 
 @asynccontextmanager
@@ -485,16 +497,3 @@ async def reserve_async(
     )
     async with require_reservation(answer) as job:
         yield job
-
-
-async def _in_thread(work: Callable[[], T], *, call_off: Callable[[], None] = lambda: None) -> T:
-    """Do it in another thread. Who is called off meanwhile waits for its end, and leaves then."""
-    doing = asyncio.ensure_future(asyncio.to_thread(work))
-    try:
-        return await asyncio.shield(doing)
-    except asyncio.CancelledError:
-        call_off()
-        while not doing.done():
-            await asyncio.wait([doing])
-        doing.exception()
-        raise

@@ -122,6 +122,29 @@ def test_a_node_that_is_a_day_ahead_runs_nothing_early_after_an_answer_was_lost(
         assert (each.occurrence - START).total_seconds() - each.began_s <= EARLY_S + 0.1
 
 
+def test_a_clock_that_is_set_while_it_is_compared_is_seen_through() -> None:
+    """It is set after the request for the reservation was sent, and before the answer comes."""
+    world = World(seed=1)
+
+    async def story() -> None:
+        node = world.start([world.job("n", every="60s", takes_s=0.1, catch_up=CatchUp.ALL)])
+        claim = node.store.claim
+
+        async def set_meanwhile(
+            lease: Lease, wanted: Sequence[KeyClaim], *, force: bool = False
+        ) -> Sequence[Ownership]:
+            found = await claim(lease, wanted, force=force)
+            node.host.wall_error_s = DAY_S
+            return found
+
+        node.store.claim = set_meanwhile  # type: ignore[method-assign]
+        await asyncio.sleep(110)
+        await world.stop(node)
+
+    run_simulated(story())
+    assert sorted(second for _, second in world.ran("n")) == [60]
+
+
 def test_a_node_that_is_behind_is_warned_once_and_runs_what_is_due_by_its_clock(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

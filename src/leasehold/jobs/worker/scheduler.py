@@ -311,19 +311,19 @@ class Scheduler:
         }
         for plan in plans:  # until more is known
             self._check_in(plan.worker_job, _RETRY_S.get(plan.kind, _USUAL_RETRY_S))
-        sent = self._clock.utc_now()
+        sent, sent_s = self._clock.utc_now(), self._clock.boottime_s()
         try:
             won = dict(await self._keyring.take(wanted))
         except (StoreError, LeaseLost):
             self._in_doubt.update(wanted)
             raise
-        answered = self._clock.utc_now()
+        answered_s = self._clock.boottime_s()
         created: set[str] = set()
         try:
             # In doubt it may be an older reservation: its note is of another run, and its start
             # says nothing about the clocks. It is given back.
             known = {key: each for key, each in won.items() if key not in self._in_doubt}
-            await self._compare_clocks(known, sent, answered)
+            await self._compare_clocks(known, sent, sent_s, answered_s)
             ours = [plan for plan in plans if plan.key in known and not self.stopping]
             # Only now: a request whose job another node has would be taken and given back forever.
             run_requests = {_request_key(plan): "" for plan in ours if plan.run_request is not None}
@@ -345,7 +345,7 @@ class Scheduler:
                 self._note_rival(plan)
 
     async def _compare_clocks(
-        self, won: Mapping[str, Ownership], sent: datetime, answered: datetime
+        self, won: Mapping[str, Ownership], sent: datetime, sent_s: float, answered_s: float
     ) -> None:
         """Compare this clock with the store's, by the start of a reservation."""
         if not won or not self._skew_clock.outdated:
@@ -353,7 +353,9 @@ class Scheduler:
         key, ownership = next(iter(won.items()))
         term = await self._planner.newest_term(key)
         if term is not None and term.epoch == ownership.epoch:
-            self._skew_clock.compare(term.started_at, sent=sent, answered=answered)
+            self._skew_clock.compare(
+                term.started_at, sent=sent, sent_s=sent_s, answered_s=answered_s
+            )
 
     def _only_due(self, plans: Sequence[ReservePlan]) -> list[ReservePlan]:
         """Return the plans whose time has come, as far as the clocks are known."""

@@ -53,11 +53,16 @@ class SkewClock:
         """Whether the clocks should be compared again."""
         return self._clock.boottime_s() - self._compared_s >= _VALID_S
 
-    def compare(self, at: datetime, *, sent: datetime, answered: datetime) -> None:
-        """Compare the clocks: the store acted at ``at``, between ``sent`` and ``answered`` here."""
-        ahead_s, behind_s = (sent - at).total_seconds(), (at - answered).total_seconds()
+    def compare(self, at: datetime, *, sent: datetime, sent_s: float, answered_s: float) -> None:
+        """Compare the clocks: the store acted at ``at``, between the request and the answer.
+
+        ``sent`` and ``sent_s`` are the wall clock and the clock since boot at the request. The wall
+        clock may be set before the answer comes, so the answer is given by the clock since boot.
+        """
+        ahead_s = (sent - at).total_seconds()
+        behind_s = -ahead_s - (answered_s - sent_s)
         self._ahead_s, self._behind_s = max(0.0, ahead_s), max(0.0, behind_s)
-        self._drift_s = self._drift()
+        self._drift_s = sent.timestamp() - sent_s
         self._compared_s = self._clock.boottime_s()
         error_s = max(ahead_s, behind_s)
         if error_s > _WARN_ABOVE_S and self._compared_s - self._warned_s >= _WARN_EVERY_S:
