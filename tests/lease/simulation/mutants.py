@@ -372,6 +372,26 @@ def keeps_for_ever(_original: Any) -> Any:
     return lapsed
 
 
+# ------------------------------------------------------------------ limits of time
+
+
+@replaces("leasehold.lease.cycle:Cycle._cycle")
+def forgets_limits_at_reconnect(original: Any) -> Any:
+    """The first cycle after an outage gives what is handed over its whole time again."""
+    failed: set[Any] = set()
+
+    async def cycle(self: Any) -> Plan:
+        if self in failed:
+            for key, drain in list(self._holdings._drains.items()):
+                self._holdings._drains[key] = replace(drain, until_s=math.inf)
+        failed.add(self)
+        plan: Plan = await original(self)
+        failed.discard(self)
+        return plan
+
+    return cycle
+
+
 # ------------------------------------------------------------------------- the store
 
 CHECKPOINT = "leasehold.stores.registry:Registry.checkpoint"
@@ -558,6 +578,7 @@ MUTANTS = [
         ("forgets epochs", "async-kinesis item TTL, KCL#461", forgets_epochs),
         ("observer's duration", "fabric8#7160", observers_duration),
         ("wall clock judges", "Event Hubs SDKs, Quartz", wall_clock_judges),
+        ("forgets limits at reconnect", "an outage at a hand-over", forgets_limits_at_reconnect),
         ("counts only owners", "js#6945", counts_only_owners),
         ("keeps the remainder", "azure-eventhub 5.15.1", keeps_the_remainder),
         ("leaving seen as active", "KCL#1452", sees_the_leaving_as_active),
