@@ -111,10 +111,13 @@ async def _started(url: str, start: Start, cpu_clock: Callable[[], Callable[[], 
 
     async def renew(number: int) -> None:
         before = costs.received
-        answer = await call("renew", **me(number), since=costs.versions[number], info=None)
-        if costs.versions[number] == 0:
+        answer = await call("renew", **me(number), info=None)
+        since = costs.versions[number]
+        if int(answer[1]) != since:
+            answer = await call("changes", holder=me(number)["holder"], since=since)
+            costs.versions[number] = int(answer[0])
+        if since == 0:
             costs.first = costs.received - before
-        costs.versions[number] = int(answer[1])
 
     async def join(number: int) -> None:
         info = MemberInfo(host="worker-17.example", pid=10_000 + number)

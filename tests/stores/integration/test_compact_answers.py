@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -106,10 +107,48 @@ async def test_a_newcomer_of_a_large_group_reads_few_bytes(
         part = keys[number::members]
         await store.claim(lease, [KeyClaim(key=key, seen_epoch=0) for key in part])
     lease = leases[-1]
-    values = {"holder": lease.holder, "token": token_digest(lease.token), "since": 0, "info": None}
+    values = {"holder": lease.holder, "since": 0}
     with psycopg.connect(url) as connection:
-        answer = connection.execute(queries()["renew"], values).pgresult
+        answer = connection.execute(queries()["changes"], values).pgresult
         assert answer
         received = sum(len(answer.get_value(0, n) or b"") for n in range(answer.nfields))
     assert received < MOST_BYTES * count
     assert len((await store.renew(lease)).resources) == count
+
+
+@pytest.mark.parametrize("function", ["renew", "changes"])
+async def test_a_client_that_reads_no_answer_holds_nobody_up(
+    url: str, store: PostgresStore, function: str
+) -> None:
+    """It is paused while the server sends: what it settled is committed, and no lock is held."""
+    group = GROUPS[0]
+    keys = [f"{group}/{'n' * 300}{n:04}" for n in range(3000)]  # more than the sockets take
+    with postgres.stopped_clock(url) as set_clock:
+        now = datetime(2026, 1, 1, tzinfo=UTC)
+        set_clock(now)
+        await store.declare(keys)
+        gone = await store.grant(
+            holder="gone", token="t", group=group, duration=timedelta(minutes=1), info=MemberInfo()
+        )
+        await store.claim(gone, [KeyClaim(key=keys[0], seen_epoch=0)])
+        paused, other = await member(store, "paused", group), await member(store, "b", group)
+        set_clock(now + timedelta(minutes=2))  # so that a renewal has something to settle
+        values = {
+            "holder": paused.holder,
+            "token": token_digest(paused.token),
+            "since": 0,
+            "info": None,
+        }
+        with closing(psycopg.connect(url, autocommit=True)) as connection:
+            if function == "changes":
+                connection.execute(queries()["renew"], values)
+            query = psycopg.ClientCursor(connection).mogrify(queries()[function], values)
+            connection.pgconn.send_query(query.encode())
+            connection.pgconn.flush()
+            sending = "select 1 from pg_stat_activity where wait_event = 'ClientWrite'"
+            answered = "select 1 from pg_stat_activity where state = 'idle' and pid = %s"
+            pid = connection.info.backend_pid
+            while not postgres.execute(url, sending) and not postgres.execute(url, answered, pid):
+                pass
+            assert len(await store.claim(other, [KeyClaim(key=keys[0], seen_epoch=1)])) == 1
+            assert len(await store.checkpoints(group)) == 0

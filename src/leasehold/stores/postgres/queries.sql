@@ -30,11 +30,14 @@ select lost, grp, duration_s from leasehold.grant_1(
 );
 
 -- name: renew
-select
-    lost, version, full_group, keys, resources, members, peers, ended, next_end_s
-from leasehold.renew_4(
-    %(holder)s::text, %(token)s::text, %(since)s::bigint, %(info)s::jsonb
+select lost, version, next_end_s from leasehold.renew_5(
+    %(holder)s::text, %(token)s::text, %(info)s::jsonb
 );
+
+-- name: changes
+-- After a renewal, and apart from it: no lock is held while the answer is sent.
+select version, full_group, keys, resources, members, peers, ended
+from leasehold.changes_5(%(holder)s::text, %(since)s::bigint);
 
 -- name: revoke
 select leasehold.revoke_2(%(holder)s::text, %(token)s::text, %(reason)s::text);

@@ -62,6 +62,7 @@ def to_columns(ownerships: Iterable[Ownership]) -> dict[str, list[Any]]:
 
 def to_changes(
     since: int,
+    next_end_s: float | None,
     version: int,
     group: str | None,
     keys: list[list[Any]] | None,
@@ -69,7 +70,6 @@ def to_changes(
     members: list[list[Any]] | None,
     peers: list[Row] | None,
     ended: list[Row] | None,
-    next_end_s: float | None,
 ) -> Changes:
     """Convert the answer to a renewal; a list without rows comes as None."""
     group = group or ""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 
 from leasehold.core.token_digest import token_digest
-from leasehold.model import Lease, Ownership, Refusal
+from leasehold.model import Changes, Lease, Ownership, Refusal
 from leasehold.names import check_name
 from leasehold.stores.postgres import migrations
 from leasehold.stores.postgres import rows as to
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
     from leasehold.clock import Clock
     from leasehold.model import (
-        Changes,
         Checkpoint,
         CheckpointWrite,
         HandOver,
@@ -102,15 +101,17 @@ class PostgresStore:
         self, lease: Lease, *, since: int = 0, info: MemberInfo | None = None
     ) -> Changes:
         """Extend a lease; return what changed."""
-        lost, *changes = await self._ask(
+        lost, version, next_end_s = await self._ask(
             "renew",
             holder=lease.holder,
             token=token_digest(lease.token),
-            since=since,
             info=to.to_info(info),
         )
         _raise_if_lost(lease.holder, lost)
-        return to.to_changes(since, *changes)
+        if version == since:
+            return Changes(version=version, next_end_s=next_end_s)
+        changes = await self._ask("changes", holder=lease.holder, since=since)
+        return to.to_changes(since, next_end_s, *changes)
 
     async def revoke(self, lease: Lease, *, lapsed: bool = False) -> None:
         """End a lease and all that it holds."""
