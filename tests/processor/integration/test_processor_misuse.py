@@ -7,6 +7,7 @@ import functools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -119,7 +120,7 @@ class Behind:
         pass
 
     def of_stream(self, position: Position) -> Position:
-        return position
+        return replace(position, stream="the first")
 
     def commit_known(self, position: Position) -> None:
         self.commits_known.append(position)
@@ -139,6 +140,7 @@ def test_a_transaction_is_for_the_events_it_was_begun_with_and_refused_after_the
     with PartitionContext(pump_calls, stream="s", group="g").transaction():
         pump_calls.caller_position = Position(sequence_number=3)  # as it is after a forced end
         assert pump_calls.asked[0]() == Position(sequence_number=7)
+        assert pump_calls.asked[0]().stream == "the first"  # a later stream is not taken for it
         pump_calls.handle.valid = False
         with pytest.raises(LeaseLost):
             pump_calls.asked[0]()
