@@ -303,7 +303,7 @@ STEPS: MappingProxyType[str, _Step] = MappingProxyType(
         "grant": _grant,
         "renew": _renew,
         "revoke": _revoke,
-        "revoke, lapsed": _revoke_lapsed,
+        "revoke as lapsed": _revoke_lapsed,
         "claim": _claim,
         "claim what is kept": _claim_kept,
         "claim by force": _steal,
