@@ -126,6 +126,7 @@ class Delivery:
                 self._advance_to(cursor, batch)
                 if error is not None:
                     await self._failed(cursor, batch, error)
+                    await self._skip_stored(cursor, batch)  # who was late may have stored meanwhile
         finally:
             self._advance_to(cursor, batch)
 
@@ -183,12 +184,8 @@ class Delivery:
             )
         )
         await self._on_failure(error)
-        stored = _events_before(batch, await self._settle())
-        if stored > cursor.start:
-            # The handler had stored that this event is done: the next one has not failed.
-            cursor.start, cursor.failures = stored, 0
-            if stored < len(batch):
-                await self._pause(policy.pauses.pause_s(1, self._rng))
+        if await self._skip_stored(cursor, batch):
+            await self._pause(policy.pauses.pause_s(1, self._rng))
             return
         if isinstance(error, StoreError):
             cursor.failures -= 1  # the store is unavailable: not the event's fault
@@ -201,6 +198,14 @@ class Delivery:
             cursor.size, cursor.narrowed, cursor.failures = cursor.size // 2, True, 0
         else:
             await self._give_up(cursor, batch, error)
+
+    async def _skip_stored(self, cursor: _BatchCursor, batch: EventBatch) -> bool:
+        """Go on after what the handler has stored as done: the next event has not failed."""
+        stored = _events_before(batch, await self._settle())
+        if stored <= cursor.start:
+            return False
+        cursor.start, cursor.failures = stored, 0
+        return True
 
     async def _pause(self, seconds: float) -> None:
         self.pausing = True

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Self
 import anyio
 
 from leasehold.errors import HandlerTimeout, UsageError
+from leasehold.model import Position
 from leasehold.processor.events import CloseReason
 from leasehold.runtime.worker_threads import WorkerThreads
 
@@ -374,6 +375,7 @@ class PartitionClient:
         self.epoch = context.epoch
         self.close_reason: CloseReason | None = None
         self._batch: EventBatch | None = None
+        self._given_out: EventBatch | None = None
         self._taken = False
         self._leaves = False
         self._changed = anyio.Event()
@@ -394,11 +396,14 @@ class PartitionClient:
             if self.close_reason is not None:
                 raise StopAsyncIteration
             await self._changed.wait()
-        self._taken = True
+        self._taken, self._given_out = True, self._batch
         return self._batch
 
     async def checkpoint(self, at: At = None) -> None:
-        """Checkpoint as ``AsyncPartitionContext.checkpoint``; by default, the current batch."""
+        """Checkpoint as ``AsyncPartitionContext.checkpoint``; by default, the last batch it gave.
+
+        Also when the time for that batch is over: what is stored does not come again.
+        """
         await self.context.checkpoint(self._at(at))
 
     def transaction(self, at: At = None) -> AbstractAsyncContextManager[Any]:
@@ -406,7 +411,9 @@ class PartitionClient:
         return self.context.transaction(self._at(at))
 
     def _at(self, at: At) -> At:
-        return self._batch if at is None and self._taken else at
+        if at is None:  # a batch that only waits here was not given to anybody
+            return self._given_out or Position(sequence_number=-1)
+        return at
 
     async def offer(self, batch: EventBatch) -> None:
         """Return when the caller is done with the batch; raise ``Withdrawn`` if not taken."""

@@ -250,22 +250,19 @@ class PumpProgress:
 
     @property
     def delivered(self) -> Position:
-        """The last event that the handler was given so far."""
-        call, batch = self.delivery.call, self.delivery.current_batch
+        """The last event that the handler was given so far, also in a call that has failed."""
+        call, batch = self.delivery.last_call, self.delivery.current_batch
         if call is None or batch is None:
             return self._done
         if self._manager.handlers.on_event is None:
-            return last_position(batch)
-        event = call.event
-        if event is None:
-            return self._done
-        return position_of(event)
+            return max(self._done, last_position(batch))
+        return self._done if call.event is None else max(self._done, position_of(call.event))
 
     @property
     def caller_position(self) -> Position:
         """The last event that the caller was given."""
         call, batch = self.delivery.call, self.delivery.current_batch
-        if CALL.get() is call or self._manager.handlers.pulled:
+        if self._manager.handlers.pulled or (call is not None and CALL.get() is call):
             return self.delivered
         if call is None or batch is None or not call.done:
             return self._done

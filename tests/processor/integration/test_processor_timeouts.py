@@ -15,8 +15,8 @@ from tests.support.processors import (
     options,
 )
 
-from leasehold.errors import HandlerTimeout, LeaseLost
-from leasehold.events import Event
+from leasehold.errors import HandlerTimeout, LeaseLost, UsageError
+from leasehold.events import Event, EventBatch
 from leasehold.processor import CloseReason, PartitionContext, PartitionState
 from leasehold.processor.events import (
     CheckpointRefused,
@@ -269,3 +269,39 @@ async def test_a_receiver_that_never_comes_does_not_hold_up_a_drain() -> None:
         assert s.watch.of(PartitionClosed) == []  # it was never opened
         await s.host("b")
         await s.seen.count(2)
+
+
+@pytest.mark.spec("P14", "C4")
+async def test_a_pull_client_checkpoints_a_batch_whose_time_is_over() -> None:
+    """The batch would come again; what its caller stores of it does not."""
+    async with host_group(events=3) as s:
+        taken: list[EventBatch] = []
+        failed, stored = asyncio.Event(), asyncio.Event()
+
+        async def on_error(context: Any, error: BaseException) -> None:
+            if taken:  # else the caller was too late, and gets the next offer
+                failed.set()
+                await stored.wait()
+
+        poison = PoisonPolicy.retry(pauses=QUICK_RETRIES)
+        setting = options(handler_timeout=SOON / 4, batch_events=2, poison=poison)
+        host = s.make(on_batch=None, on_error=on_error, setting=setting)
+        async with host:
+            client = await anext(host.partitions())
+            taken.append(await anext(client))
+            await failed.wait()
+            await client.checkpoint()
+            assert await s.checkpoints() == {"0": taken[0].last_sequence}
+            stored.set()
+            assert (await anext(client)).first_sequence == taken[0].last_sequence + 1
+
+
+@pytest.mark.spec("P14", "C4")
+async def test_a_pull_client_checkpoints_nothing_that_it_has_not_given_out() -> None:
+    async with host_group(events=3) as s, s.make(on_batch=None, setting=options()) as host:
+        client = await anext(host.partitions())
+        offered = PartitionState.HANDLING
+        await s.watch.until(lambda: [each.state for each in host.status()] == [offered])
+        with pytest.raises(UsageError, match="no event was received"):
+            await client.checkpoint()
+        assert await s.checkpoints() == {}

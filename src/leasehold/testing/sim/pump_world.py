@@ -45,7 +45,7 @@ _MAX_OUT_OF_STEP_S = 1.0
 _MIN_REPORT_S = 20.0  # as long as the store and the source may be unavailable
 _MAX_PARTITIONS = 6
 _MAX_THREAD_S = 60.0
-_STEADY_STEP_S = 0.5
+_STEADY_STEP_S = 1.0
 RETRY_PAUSES = Backoff(base_s=0.3, max_s=3.0)
 
 
