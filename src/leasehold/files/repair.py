@@ -26,6 +26,7 @@ from leasehold.errors import (
 )
 from leasehold.files import reader
 from leasehold.files.block_copy import check_sources, complete_records, make_copy, remove_copy
+from leasehold.files.journal.copy_steps import COPY_CLAIM_S
 from leasehold.files.model import BlockState
 
 if TYPE_CHECKING:
@@ -275,7 +276,7 @@ def copying(
             )
         ) as pieces:
             for count in pieces:
-                if clock.boottime_s() - renewed_at > journal.limits.attempt_s / 3:
+                if clock.boottime_s() - renewed_at > COPY_CLAIM_S / 3:
                     renewed_at = clock.boottime_s()
                     journal.renew_copy(copy)
                 yield count

@@ -777,3 +777,19 @@ def test_a_volume_that_lost_an_open_block_does_not_say_that_there_was_none(one: 
     _repair(one, watcher)
     assert lost.missing_directories() == set()
     _check(one, watcher, "/a")
+
+
+@pytest.mark.spec("F9")
+def test_a_slow_disk_does_not_cost_the_claim_where_recoveries_are_short(one: World) -> None:
+    short = replace(OPTIONS, recovery_timeout=timedelta(seconds=15), repair_bytes=1)
+    files = one.open()
+    _write(files, "/a")
+    _empty(one.roots[1])
+    slow, other = one.open("slow", options=short), one.open("other", options=short)
+    refused = slow.refused()
+    for _ in range(30):
+        slow.repairer.run_once()
+        one.pass_s(60)  # one piece and its sync
+        other.monitor.run_once()  # it ends the claims that ran out
+    assert slow.refused() == refused
+    _check(one, other, "/a")

@@ -8,11 +8,14 @@ its epoch may be removed at any later time, by any process.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from leasehold.errors import FencedWrite
 from leasehold.files.journal import steps
 from leasehold.files.model import BlockCopy, BlockState
+
+# Not the time of a recovery, for which somebody waits: one sync of a busy disk must fit in.
+COPY_CLAIM_S: Final = 90.0
 
 if TYPE_CHECKING:
     from leasehold.files.journal.unit_of_work import JournalWork
@@ -53,7 +56,7 @@ def begin(
         volume_id=volume,
         epoch=epoch,
         holder=holder.id,
-        until_s=work.now + work.limits.attempt_s,
+        until_s=work.now + COPY_CLAIM_S,
         is_over=0,
     )
     return BlockCopy(block=found, volume=volume, epoch=epoch)
@@ -61,7 +64,7 @@ def begin(
 
 def renew(work: JournalWork, copy: BlockCopy) -> None:
     """Extend the claim, also a late one, as long as it was not ended."""
-    until_s = work.now + work.limits.attempt_s
+    until_s = work.now + COPY_CLAIM_S
     if not work.tx.run("copy_renew", **_key(copy), until_s=until_s):
         work.count_refusal()
         raise _refused(copy.block, copy.epoch, "the claim to copy it has ended")
