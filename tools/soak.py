@@ -30,7 +30,7 @@ SEEDS = 10_000
 FAULTS = 100
 # Name, the tests that take seeds, and how many seeds one step has.
 SIMULATIONS = (
-    ("members", "tests/lease/simulation/test_storm.py", 500),
+    ("members", "tests/lease/simulation/test_fault_runs.py", 500),
     ("pumps", "tests/processor/simulation/test_pumps.py", 500),
     ("jobs on a bad store", "tests/jobs/simulation", 50),
     ("requests to Azure Blob", "tests/azure/unit/test_azure_blob_schedules.py", 100),

@@ -1,4 +1,4 @@
-"""``leasehold simulate``: bad days by the thousand, and measured scenarios."""
+"""``leasehold simulate``: fault runs by the thousand, and measured scenarios."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from enum import StrEnum
+from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich import box
@@ -21,7 +23,6 @@ from leasehold.cli.tables import err, out
 from leasehold.core.balance import Strategy
 from leasehold.errors import UsageError
 from leasehold.testing.sim.checks import InvariantBroken
-from leasehold.testing.sim.fault_run import FaultRun, run_faults
 from leasehold.testing.sim.scenario import (
     Measured,
     Scenario,
@@ -44,11 +45,84 @@ class SimulateOutput(StrEnum):
     JSON = "json"
 
 
+class FaultKind(StrEnum):
+    """What runs under faults."""
+
+    MEMBER = "member"
+    PUMPS = "pumps"
+    FILES = "files"
+    JOBS = "jobs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _FaultRuns:
+    """The runs of one kind: ``run`` is ``module:function`` of the simulator, of a seed.
+
+    ``sums``: what is shown of all runs together, and the field of a run that it is the sum of.
+    """
+
+    run: str
+    sums: tuple[tuple[str, str], ...]
+
+
+# Each module is imported when it is asked for: some of them take their time.
+_FAULT_RUNS = {
+    FaultKind.MEMBER: _FaultRuns(
+        run="fault_run:run_faults",
+        sums=(
+            ("hosts", "hosts"),
+            ("owner_changes", "changes"),
+            ("writes_accepted", "writes_accepted"),
+            ("writes_fenced", "writes_refused"),
+        ),
+    ),
+    FaultKind.PUMPS: _FaultRuns(
+        run="pump_run:run_pump_faults",
+        sums=(
+            ("hosts", "hosts"),
+            ("owner_changes", "changes"),
+            ("events", "events"),
+            ("handler_calls", "calls"),
+            ("repeated_calls", "repeated"),
+            ("sink_writes_fenced", "zombies"),
+            ("writes_accepted", "writes_accepted"),
+            ("writes_fenced", "writes_refused"),
+        ),
+    ),
+    FaultKind.FILES: _FaultRuns(
+        run="files_run:run_files",
+        sums=(
+            ("processes", "processes"),
+            ("volumes", "volumes"),
+            ("faults", "faults"),
+            ("power_cuts", "power_cuts"),
+            ("bytes_acknowledged", "acknowledged"),
+            ("recoveries", "recoveries"),
+            ("losses_reported", "losses"),
+            ("steps_fenced", "refused"),
+        ),
+    ),
+    FaultKind.JOBS: _FaultRuns(
+        run="jobs_run:run_job_faults",
+        sums=(
+            ("processes", "hosts"),
+            ("jobs", "jobs"),
+            ("runs", "runs"),
+            ("repeated_runs", "repeated"),
+            ("owner_changes", "changes"),
+            ("writes_accepted", "writes_accepted"),
+            ("writes_fenced", "writes_refused"),
+        ),
+    ),
+}
+
 EXAMPLES = """Examples:
 
 leasehold simulate --seeds 1000
 
 leasehold simulate --seed 780 --story
+
+leasehold simulate --kind jobs --seeds 100
 
 leasehold simulate --hosts 32 --partitions 1024 --scenario join --compare
 """
@@ -79,16 +153,24 @@ def simulate(
     compare: Annotated[
         bool, typer.Option("--compare", help="Run every strategy on the same scenario.", metavar="")
     ] = False,
+    kind: Annotated[
+        FaultKind | None,
+        typer.Option(
+            help="What runs under faults: member (the default), pumps, files or jobs.",
+            metavar="NAME",
+        ),
+    ] = None,
     seeds: Annotated[
         int | None,
-        typer.Option(help="Live through this many bad days, one per seed.", min=1, metavar="N"),
+        typer.Option(help="Make this many fault runs, one for each seed.", min=1, metavar="N"),
     ] = None,
     seed: Annotated[
         int | None,
-        typer.Option(help="The (first) seed; alone, it repeats that bad day.", metavar="N"),
+        typer.Option(help="The (first) seed; alone, it repeats that fault run.", metavar="N"),
     ] = None,
     story: Annotated[
-        bool, typer.Option("--story", help="Tell a bad day (--seed) step by step.", metavar="")
+        bool,
+        typer.Option("--story", help="Print each step of a fault run (--seed).", metavar=""),
     ] = False,
     output: Annotated[
         SimulateOutput, typer.Option("--output", "-o", help="table or json.", metavar="FORM")
@@ -98,24 +180,27 @@ def simulate(
         typer.Option("--svg", help="Draw ownership over time into this file.", metavar="FILE"),
     ] = None,
 ) -> None:
-    """Run the real member code on simulated clocks and a simulated store.
+    """Run the real code on simulated clocks and a simulated store.
 
-    A scenario is measured in good weather. Bad days (--seeds, or --seed alone) have crashes,
-    pauses, clock errors and lost messages, in search of a broken invariant: exit code 1 if there is
-    one.
+    A scenario is measured without faults. Fault runs (--seeds, or --seed alone) have crashes,
+    pauses, clock errors and lost messages, or bad disks (--kind files). They search for a broken
+    invariant: exit code 1 if there is one.
     """
     _silence()
-    if scenario is None and (seeds is not None or seed is not None):
+    if scenario is None and (seeds is not None or seed is not None or kind is not None):
         given = (hosts, partitions, strategy, svg_file, compare or None)
         if any(each is not None for each in given):
             raise UsageError(
-                "a bad day draws everything from its seed: leave --hosts, --partitions, "
+                "a fault run draws everything from its seed: leave --hosts, --partitions, "
                 "--strategy, --compare and --svg out, or add a --scenario"
             )
         if story and seeds is not None:
-            raise UsageError("--story tells one day: give it one --seed")
-        _storms(seed or 0, seeds or 1, output, err.print if story else None)
+            raise UsageError("--story prints one fault run: give it one --seed")
+        trace = err.print if story else None
+        _run_all(kind or FaultKind.MEMBER, seed or 0, seeds or 1, output, trace)
         return
+    if kind is not None:
+        raise UsageError("--kind is of fault runs: leave it out, or the --scenario")
     _check_scenario(scenario, seeds, hosts, svg_file, story=story)
     chosen = list(Strategy) if compare else [strategy or Strategy.EVEN]
     happens = scenario or Scenario.JOIN
@@ -131,9 +216,9 @@ def _check_scenario(
     story: bool,
 ) -> None:
     if seeds is not None:
-        raise UsageError("--seeds runs bad days; a --scenario takes one --seed")
+        raise UsageError("--seeds makes fault runs; a --scenario takes one --seed")
     if story:
-        raise UsageError("--story tells a bad day: give it a --seed and no --scenario")
+        raise UsageError("--story prints a fault run: give it a --seed and no --scenario")
     if scenario is Scenario.CRASH and hosts == 1:
         raise UsageError("--scenario crash needs at least 2 --hosts: somebody has to be left")
     if svg_file is not None and not svg_file.parent.is_dir():
@@ -142,47 +227,53 @@ def _check_scenario(
         raise UsageError(f"--svg: {svg_file} is a folder: give a file name")
 
 
-# --------------------------------------------------------------------- bad days
+# ------------------------------------------------------------------- fault runs
 
 
-def _storms(
-    first: int, count: int, output: SimulateOutput, trace: Callable[[str], None] | None
+def _run_all(
+    kind: FaultKind,
+    first: int,
+    count: int,
+    output: SimulateOutput,
+    trace: Callable[[str], None] | None,
 ) -> None:
-    days: list[FaultRun] = []
+    runs: list[Any] = []
     broken: list[str] = []
-    lived = [_live(first, trace)] if trace else _lived(range(first, first + count))
-    with _progress("bad days", count) as tick:
-        for day in lived:
-            if isinstance(day, FaultRun):
-                days.append(day)
+    seeds = range(first, first + count)
+    results = [_run_one(kind, first, trace)] if trace else _run_seeds(kind, seeds)
+    with _progress(f"fault runs of {kind.value}", count) as tick:
+        for result in results:
+            if isinstance(result, str):
+                broken.append(result)
             else:
-                broken.append(day)
+                runs.append(result)
             tick()
     summary = {
+        "kind": kind.value,
         "seeds": count,
         "first_seed": first,
         "violations": broken,
-        "simulated_minutes": round(sum(day.simulated_s for day in days) / 60, 1),
-        "hosts": sum(day.hosts for day in days),
-        "owner_changes": sum(day.changes for day in days),
-        "writes_accepted": sum(day.writes_accepted for day in days),
-        "writes_fenced": sum(day.writes_refused for day in days),
+        "simulated_minutes": round(sum(run.simulated_s for run in runs) / 60, 1),
+        **{
+            name: sum(getattr(run, of_run) for run in runs)
+            for name, of_run in _FAULT_RUNS[kind].sums
+        },
     }
     if output is SimulateOutput.JSON:
         out.print_json(json.dumps(summary))
     else:
-        _print_storms(summary, broken)
+        _print_summary(summary, broken, kind)
     if broken:
         raise typer.Exit(1)
 
 
-def _lived(seeds: range) -> Iterator[FaultRun | str]:
+def _run_seeds(kind: FaultKind, seeds: range) -> Iterator[Any]:
     workers = min(len(seeds), os.cpu_count() or 1)
     if workers == 1:
-        yield from map(_live, seeds)
+        yield from map(partial(_run_one, kind), seeds)
         return
     with ProcessPoolExecutor(workers, initializer=_silence) as pool:
-        yield from pool.map(_live, seeds, chunksize=4)
+        yield from pool.map(partial(_run_one, kind), seeds, chunksize=4)
 
 
 def _silence() -> None:
@@ -190,25 +281,29 @@ def _silence() -> None:
     logging.getLogger("leasehold").addHandler(logging.NullHandler())
 
 
-def _live(seed: int, trace: Callable[[str], None] | None = None) -> FaultRun | str:
+def _run_one(kind: FaultKind, seed: int, trace: Callable[[str], None] | None = None) -> Any:
+    """Return the result of a fault run, or as text which invariant was broken."""
+    module, _, name = _FAULT_RUNS[kind].run.partition(":")
+    run = getattr(import_module(f"leasehold.testing.sim.{module}"), name)
     try:
-        return run_faults(seed, trace=trace)
+        return run(seed, trace=trace)
     except InvariantBroken as broken:
         return str(broken)
 
 
-def _print_storms(summary: dict[str, object], broken: list[str]) -> None:
+def _print_summary(summary: dict[str, object], broken: list[str], kind: FaultKind) -> None:
     table = Table(show_header=False, box=box.SIMPLE)
     for name, value in summary.items():
         if name != "violations":
-            shown = str(value) if name == "first_seed" else f"{value:,}"
-            table.add_row(name.replace("_", " "), shown)
+            shown = f"{value:,}" if isinstance(value, int | float) else str(value)
+            table.add_row(name.replace("_", " "), str(value) if name == "first_seed" else shown)
     table.add_row("violations", str(len(broken)), style="red" if broken else "green")
     out.print(table)
+    of_kind = "" if kind is FaultKind.MEMBER else f"--kind {kind.value} "
     for each in broken:
         out.print(each, style="red")
         seed = each.removeprefix("seed ").split(":", maxsplit=1)[0]
-        err.print(f"repeat it with: leasehold simulate --seed {seed}")
+        err.print(f"repeat it with: leasehold simulate {of_kind}--seed {seed}")
 
 
 # -------------------------------------------------------------------- scenarios

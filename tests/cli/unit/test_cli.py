@@ -19,6 +19,7 @@ from leasehold.errors import (
     StoreUnusable,
     UnknownResource,
 )
+from leasehold.testing.sim.checks import InvariantBroken
 
 NUMBERS = {
     "cycles",
@@ -106,10 +107,61 @@ def test_one_seed_alone_repeats_that_day(leasehold: CommandLine) -> None:
     assert (done.json["seeds"], done.json["first_seed"]) == (1, 780)
 
 
+COMMON = {"kind", "seeds", "first_seed", "violations", "simulated_minutes"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "sums"),
+    [
+        ("member", {"hosts", "owner_changes", "writes_accepted", "writes_fenced"}),
+        ("pumps", {"events", "handler_calls", "repeated_calls", "sink_writes_fenced"}),
+        ("files", {"processes", "faults", "power_cuts", "bytes_acknowledged", "losses_reported"}),
+        ("jobs", {"processes", "jobs", "runs", "repeated_runs", "owner_changes"}),
+    ],
+)
+def test_every_kind_of_fault_run_is_summed_up_and_told(
+    leasehold: CommandLine, kind: str, sums: set[str]
+) -> None:
+    found = leasehold("simulate", "--kind", kind, "--seed", "3", "-o", "json").json
+    assert set(found) >= COMMON | sums
+    assert (found["kind"], found["seeds"], found["first_seed"]) == (kind, 1, 3)
+    assert found["violations"] == []
+    told = leasehold("simulate", "--kind", kind, "--seed", "3", "--story")
+    assert told.code == 0
+    lines = dict(line.strip().rsplit("  ", 1) for line in told.out.splitlines() if line.strip())
+    shown = {name.strip().replace(" ", "_"): value.strip() for name, value in lines.items()}
+    assert shown.pop("violations") == "0"
+    assert shown.pop("kind") == kind
+    numbers = {name: float(value.replace(",", "")) for name, value in shown.items()}
+    assert numbers == {name: found[name] for name in found.keys() - {"kind", "violations"}}
+    assert len(told.err.splitlines()) > 20
+
+
+def test_a_kind_alone_is_its_first_seed(leasehold: CommandLine) -> None:
+    found = leasehold("simulate", "--kind", "jobs", "-o", "json").json
+    assert (found["kind"], found["seeds"], found["first_seed"]) == ("jobs", 1, 0)
+
+
+def test_a_broken_invariant_is_printed_with_what_repeats_it(
+    leasehold: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(seed: int, *, trace: object = None) -> None:
+        raise InvariantBroken(f"seed {seed}: two runs at once")
+
+    monkeypatch.setattr("leasehold.testing.sim.jobs_run.run_job_faults", broken)
+    done = leasehold("simulate", "--kind", "jobs", "--seed", "7")
+    assert done.code == 1
+    assert "seed 7: two runs at once" in done.out
+    assert "repeat it with: leasehold simulate --kind jobs --seed 7" in done.err
+
+
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
         (("simulate", "--seeds", "3", "--scenario", "join"), "--seed"),
+        (("simulate", "--kind", "jobs", "--scenario", "join"), "--kind is of fault runs"),
+        (("simulate", "--kind", "jobs", "--hosts", "3"), "draws everything from its seed"),
+        (("simulate", "--kind", "pump"), "pumps"),
         (("simulate", "--seeds", "3", "--compare"), "--scenario"),
         (("simulate", "--seed", "3", "--hosts", "5"), "--scenario"),
         (("simulate", "--seed", "1", "--strategy", "greedy"), "--scenario"),

@@ -1,4 +1,4 @@
-"""Three hundred bad days, and none of them may break a rule."""
+"""Three hundred fault runs of members, and none of them may break a rule."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ CHUNK = 25
 @pytest.mark.spec("B9", "B1", "B2", "P5", "P9")
 @seeded(SEEDS, name="first", step=CHUNK)
 def test_no_invariant_is_broken(first: int) -> None:
-    days = [run_faults(seed) for seed in range(first, first + CHUNK)]
-    assert changed_stories("members", ((day.seed, day.story) for day in days)) == []
-    assert sum(day.changes for day in days) > CHUNK
+    runs = [run_faults(seed) for seed in range(first, first + CHUNK)]
+    assert changed_stories("members", ((run.seed, run.story) for run in runs)) == []
+    assert sum(run.changes for run in runs) > CHUNK
     if first == 0:  # without refused writes the simulator would not show that fencing works
-        assert sum(day.writes_refused for day in days) > 0
+        assert sum(run.writes_refused for run in runs) > 0
 
 
 def test_a_day_can_be_told_step_by_step() -> None:
