@@ -22,7 +22,7 @@ def test_no_invariant_is_broken(first: int) -> None:
         assert sum(run.writes_refused for run in runs) > 0
 
 
-def test_a_day_can_be_told_step_by_step() -> None:
+def test_a_run_can_be_told_step_by_step() -> None:
     story: list[str] = []
     run_faults(3, trace=story.append)
     assert any("starts" in line for line in story)
