@@ -188,14 +188,9 @@ def simulate(
     """
     _silence()
     if scenario is None and (seeds is not None or seed is not None or kind is not None):
-        given = (hosts, partitions, strategy, svg_file, compare or None)
-        if any(each is not None for each in given):
-            raise UsageError(
-                "a fault run draws everything from its seed: leave --hosts, --partitions, "
-                "--strategy, --compare and --svg out, or add a --scenario"
-            )
-        if story and seeds is not None:
-            raise UsageError("--story prints one fault run: give it one --seed")
+        _check_fault_runs(
+            (hosts, partitions, strategy, svg_file, compare or None), seeds, story=story
+        )
         trace = err.print if story else None
         _run_all(kind or FaultKind.MEMBER, seed or 0, seeds or 1, output, trace)
         return
@@ -205,6 +200,16 @@ def simulate(
     chosen = list(Strategy) if compare else [strategy or Strategy.EVEN]
     happens = scenario or Scenario.JOIN
     _scenarios(happens, chosen, hosts or 32, partitions or 1024, seed or 0, output, svg_file)
+
+
+def _check_fault_runs(of_scenario: tuple[object, ...], seeds: int | None, *, story: bool) -> None:
+    if any(each is not None for each in of_scenario):
+        raise UsageError(
+            "a fault run draws everything from its seed: leave --hosts, --partitions, "
+            "--strategy, --compare and --svg out, or add a --scenario"
+        )
+    if story and seeds is not None:
+        raise UsageError("--story prints one fault run: give it one --seed")
 
 
 def _check_scenario(

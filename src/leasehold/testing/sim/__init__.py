@@ -19,6 +19,7 @@ module               holds
 ``work``             handlers that fail, in every style; a fenced sink; dead letters
 ``pump_world``       hosts with the whole processor, a log, an operator
 ``pump_run``         fault injection with all of these
+``job_checks``       the invariants of jobs
 ``jobs_run``         fault injection with workers, one-shot reservations and operators
 ``scenario``         fault-free measured runs: cold start, join, crash, restart, churn
 ``ownership_chart``  ownership over time, as text and SVG
