@@ -191,12 +191,9 @@ def simulate(
         _check_fault_runs(
             (hosts, partitions, strategy, svg_file, compare or None), seeds, story=story
         )
-        trace = err.print if story else None
-        _run_all(kind or FaultKind.MEMBER, seed or 0, seeds or 1, output, trace)
+        _run_all(kind or FaultKind.MEMBER, seed or 0, seeds or 1, output, story=story)
         return
-    if kind is not None:
-        raise UsageError("--kind is of fault runs: leave it out, or the --scenario")
-    _check_scenario(scenario, seeds, hosts, svg_file, story=story)
+    _check_scenario(scenario, kind, seeds, hosts, svg_file, story=story)
     chosen = list(Strategy) if compare else [strategy or Strategy.EVEN]
     happens = scenario or Scenario.JOIN
     _scenarios(happens, chosen, hosts or 32, partitions or 1024, seed or 0, output, svg_file)
@@ -214,12 +211,15 @@ def _check_fault_runs(of_scenario: tuple[object, ...], seeds: int | None, *, sto
 
 def _check_scenario(
     scenario: Scenario | None,
+    kind: FaultKind | None,
     seeds: int | None,
     hosts: int | None,
     svg_file: Path | None,
     *,
     story: bool,
 ) -> None:
+    if kind is not None:
+        raise UsageError("--kind is of fault runs: leave it out, or the --scenario")
     if seeds is not None:
         raise UsageError("--seeds makes fault runs; a --scenario takes one --seed")
     if story:
@@ -240,12 +240,13 @@ def _run_all(
     first: int,
     count: int,
     output: SimulateOutput,
-    trace: Callable[[str], None] | None,
+    *,
+    story: bool,
 ) -> None:
     runs: list[Any] = []
     broken: list[str] = []
     seeds = range(first, first + count)
-    results = [_run_one(kind, first, trace)] if trace else _run_seeds(kind, seeds)
+    results = [_run_one(kind, first, err.print)] if story else _run_seeds(kind, seeds)
     with _progress(f"fault runs of {kind.value}", count) as tick:
         for result in results:
             if isinstance(result, str):
