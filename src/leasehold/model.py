@@ -83,6 +83,7 @@ class MemberInfo:
 
     ``weight`` scales its share, ``most`` limits the number of keys it takes, ``draining`` means
     that it hands all its keys over, ``loads`` are the loads it measured on the keys it owns.
+    ``failing`` says of keys whose work fails where it does, for people: ``at 901, attempt 3``.
     """
 
     host: str = ""
@@ -91,6 +92,7 @@ class MemberInfo:
     most: int | None = None
     draining: bool = False
     loads: Mapping[str, float] = field(default_factory=dict)
+    failing: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

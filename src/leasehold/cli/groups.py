@@ -153,6 +153,8 @@ def _problem_notes(view: GroupView) -> list[str]:
 
 
 def _problem_note(part: PartitionView) -> list[str]:
+    if part.failing:
+        return [f"partition {part.partition}: the handler is failing {part.failing}"]
     if part.missed_events:
         events = counted(part.missed_events, "event")
         return [

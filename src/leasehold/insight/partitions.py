@@ -40,6 +40,7 @@ class PartitionView:
         missed_events: how many events retention has removed before they were done.
         beyond_end: the checkpoint lies beyond the head, as after a stream was deleted and made
         anew. handed_to: for whom a free key is reserved. asked_by: who requested it.
+        failing: where the owner's handler fails now, such as ``at 901, attempt 3``.
     """
 
     partition: str
@@ -63,6 +64,7 @@ class PartitionView:
     beyond_end: bool
     handed_to: str | None
     asked_by: str | None
+    failing: str | None
 
     @property
     def held_by(self) -> str | None:
@@ -133,6 +135,7 @@ def partition_view(
         beyond_end=wait.beyond_end,
         handed_to=resource.handed_to,
         asked_by=resource.asked_by,
+        failing=owner.info.failing.get(resource.key) if owner else None,
     )
 
 

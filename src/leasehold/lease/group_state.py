@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeGuard
 
@@ -19,6 +20,8 @@ MAX_WEIGHT = 1_000_000
 MAX_KEY_LIMIT = 1_000_000_000
 # A larger value is an error, and could not be added to others.
 _MAX_LOAD = 1e300
+MAX_FAILING = 16
+_MAX_FAILING_CHARS = 100
 
 
 def sanitized(info: MemberInfo) -> MemberInfo:
@@ -26,13 +29,18 @@ def sanitized(info: MemberInfo) -> MemberInfo:
 
     A weight that is not positive counts as 1, and one beyond the maximum as the maximum. A limit
     that is not a number from 0 up counts as none, and is rounded down. A load that is not a number
-    from 0 up counts as not measured.
+    from 0 up counts as not measured. What fails is text, of ``MAX_FAILING`` keys at most.
     """
-    weight, most, loads = _weight(info.weight), _max_keys(info.most), _loads(info.loads)
-    draining = bool(info.draining)
-    if weight is info.weight and most is info.most and loads is info.loads:
-        return info if draining is info.draining else replace(info, draining=draining)
-    return replace(info, weight=weight, most=most, loads=loads, draining=draining)
+    valid = {
+        "weight": _weight(info.weight),
+        "most": _max_keys(info.most),
+        "loads": _loads(info.loads),
+        "draining": bool(info.draining),
+        "failing": _failing(info.failing),
+    }
+    if all(getattr(info, name) is value for name, value in valid.items()):
+        return info
+    return replace(info, **valid)  # type: ignore[arg-type]
 
 
 def is_number(value: object) -> TypeGuard[float]:
@@ -65,8 +73,27 @@ def _loads(loads: object) -> Mapping[str, float]:
     return {key: load for key, load in loads.items() if _is_load(load)}
 
 
+def _failing(failing: object) -> Mapping[str, str]:
+    if not isinstance(failing, Mapping):
+        return {}
+    if not failing:
+        return failing
+    found = ((key, text) for key, text in failing.items() if isinstance(text, str))
+    return {key: text[:_MAX_FAILING_CHARS] for key, text in islice(found, MAX_FAILING)}
+
+
 def _is_load(load: object) -> bool:
     return is_number(load) and 0 <= load <= _MAX_LOAD
+
+
+def _only_failing_differs(known: MemberRecord, found: MemberRecord) -> bool:
+    """Return whether the members differ in what fails and in nothing that a plan looks at."""
+    same_otherwise = replace(known.info, failing=found.info.failing) == found.info
+    return (
+        same_otherwise
+        and known.info.failing != found.info.failing
+        and known.leave_requested == found.leave_requested
+    )
 
 
 class GroupState:
@@ -104,8 +131,9 @@ class GroupState:
             if not member.alive:
                 different |= self._members.pop(member.holder, None) is not None
             elif known is None or known.version < member.version:
-                self._members[member.holder] = replace(member, info=sanitized(member.info))
-                different = True
+                clean = replace(member, info=sanitized(member.info))
+                self._members[member.holder] = clean
+                different |= known is None or not _only_failing_differs(known, clean)
         self.version = max(self.version, changes.version)
         return different
 

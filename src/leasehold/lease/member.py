@@ -60,6 +60,10 @@ class Member(Cycle):
         """Publish the loads of the keys held here with the next renewal."""
         self._info = sanitized(replace(self._info, loads=dict(loads)))
 
+    def report_failing(self, failing: Mapping[str, str]) -> None:
+        """Publish which keys' work fails with the next renewal, of so many keys as may be told."""
+        self._info = sanitized(replace(self._info, failing=dict(failing)))
+
     def pass_on(self, ownership: Ownership, *, reason: str) -> bool:
         """Close a key whose work is stuck, and hand it to the member with the fewest keys.
 

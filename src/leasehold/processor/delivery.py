@@ -96,6 +96,7 @@ class Delivery:
         self.last_call: HandlerCall | None = None
         self.current_batch: EventBatch | None = None
         self.pausing = False
+        self.failing: tuple[int, int] | None = None  # the event, and how often the handler failed
 
     @property
     def last_delivered(self) -> int:
@@ -132,6 +133,7 @@ class Delivery:
 
     def _advance_to(self, cursor: _BatchCursor, batch: EventBatch) -> None:
         if cursor.start > cursor.advanced:
+            self.failing = None
             self._advance(batch.slice(cursor.advanced, cursor.start - cursor.advanced))
             cursor.advanced = cursor.start
 
@@ -171,6 +173,7 @@ class Delivery:
         """Wait and retry, halve the batch, or give the event up."""
         sequence = batch.slice(cursor.start, 1).first_sequence
         cursor.failures += 1
+        self.failing = (sequence, cursor.failures)
         policy = self._options.poison
         handle = self._handle
         self._event_bus.tell(

@@ -70,6 +70,7 @@ class LeaseThread:
         self._checked_at_s = clock.boottime_s()
         self._silent_s = 0.0
         self._unanswered = False
+        self._failing: Mapping[str, str] = {}
         self._gave_up = False
         self.member = Member(
             store,
@@ -218,6 +219,10 @@ class LeaseThread:
 
     def _work_loop_answered(self) -> None:
         self._silent_s, self._unanswered = 0.0, False
+        failing = self.pump_manager.failing()
+        if failing != self._failing:
+            self._failing = failing
+            self._loop_link.to_lease(lambda: self.member.report_failing(failing))
 
     def _report_loads(self) -> None:
         loads = self.pump_manager.loads()

@@ -217,6 +217,14 @@ class PumpManager:
             for pump in self.pumps
         }
 
+    def failing(self) -> Mapping[str, str]:
+        """Return where the handlers of partitions fail now, by their keys."""
+        return {
+            pump.handle.ownership.key: "at {}, attempt {}".format(*pump.delivery.failing)
+            for pump in self.pumps
+            if pump.delivery.failing is not None
+        }
+
     def late(self, ownership: Ownership) -> None:
         """Give up a partition whose handler, in a thread, is over its timeout."""
         pump = self._pumps.get((ownership.key, ownership.epoch))

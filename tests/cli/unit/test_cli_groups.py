@@ -45,6 +45,7 @@ PART_KEYS = {
     "lag_s",
     "handed_to",
     "asked_by",
+    "failing",
 }
 GROUP_TITLES = ["stream", "group", "parts", "owned", "members", "spread", "lag", "fenced"]
 PART_TITLES = [
@@ -93,6 +94,14 @@ def test_groups_are_listed_with_counts_and_unknown_is_a_dash(
     assert set(found) == GROUP_KEYS
     assert (found["lag_events"], found["spread"], found["owned"]) == (None, 1, 3)
     assert leasehold("groups", "ls", "-ojsonl").jsonl == [found]
+
+
+def test_show_says_where_a_handler_fails(leasehold: CommandLine, logged: Scene) -> None:
+    logged.join("a", 2, 3, failing={logged.key(2): "at 9, attempt 4"})
+    done = leasehold("groups", "show", "orders", "billing")
+    assert "partition 2: the handler is failing at 9, attempt 4" in (done.out + done.err)
+    found = leasehold("groups", "show", "orders", "billing", "-ojson").json["partitions"]
+    assert [each["failing"] for each in found[2:4]] == ["at 9, attempt 4", None]
 
 
 def test_an_empty_store_has_no_groups(leasehold: CommandLine, tmp_path: Path) -> None:

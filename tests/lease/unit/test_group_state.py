@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leasehold.lease.group_state import GroupState
+from leasehold.lease.group_state import MAX_FAILING, GroupState
 from leasehold.model import Changes, MemberInfo, MemberRecord, Resource, State
 
 if TYPE_CHECKING:
@@ -78,6 +78,30 @@ def test_a_late_word_about_a_member_does_not_hide_a_newer_one() -> None:
         Changes(version=7, members=(leaving,)), Changes(version=7, members=(member("a", 1),))
     )
     assert view.members["a"].info.draining
+
+
+def test_what_fails_is_known_and_no_reason_to_plan_again() -> None:
+    view = told(FIRST)
+    failing = replace(member("a", 5), info=MemberInfo(failing={"g/0": "at 9, attempt 1"}))
+    assert not view.apply(Changes(version=5, members=(failing,)))
+    assert view.members["a"].info.failing == {"g/0": "at 9, attempt 1"}
+    leaving = replace(failing, version=6, leave_requested=True)
+    assert view.apply(Changes(version=6, members=(leaving,)))
+    draining = replace(leaving, version=7, info=MemberInfo(draining=True))
+    assert view.apply(Changes(version=7, members=(draining,)))
+
+
+def test_what_fails_is_bounded() -> None:
+    many = {f"g/{number}": "at 1, attempt 1" * 50 for number in range(100)}
+    wrong = {"g/0": 7, "g/1": "at 1, attempt 2"}
+    cases: list[tuple[Any, int, int]] = [(many, MAX_FAILING, 100), (wrong, 1, 15), (7, 0, 0)]
+    for failing, count, chars in cases:
+        view = told(
+            Changes(version=1, members=(replace(member("a", 1), info=MemberInfo(failing=failing)),))
+        )
+        found = view.members["a"].info.failing
+        assert len(found) == count
+        assert max(map(len, found.values()), default=0) == chars
 
 
 def test_a_lost_answer_is_made_up_for_by_the_next_that_asks_from_the_same_version() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections import Counter
 from datetime import timedelta
 from pathlib import Path
@@ -32,6 +33,7 @@ from leasehold.processor import CheckpointPolicy, EventProcessor
 from leasehold.processor.events import (
     CheckpointWritten,
     CycleDone,
+    HandlerFailed,
     PartitionClosed,
     PartitionOpened,
     Poisoned,
@@ -457,3 +459,31 @@ def test_pain_01_again_times_that_can_only_flap_are_refused() -> None:
     """python#28338: an expiry that one slow renewal uses up."""
     with pytest.raises(InvalidOptions, match="renew_interval"):
         options(timing=options().timing.__class__(lease_s=1.0, renew_s=0.9))
+
+
+async def test_what_a_handler_fails_at_is_published_until_it_succeeds() -> None:
+    repaired = anyio.Event()
+
+    async def fail(_context: Any, batch: EventBatch) -> None:
+        if not repaired.is_set():
+            raise ValueError(f"cannot take {batch.first_sequence}")
+
+    async with host_group(partitions=2) as s:
+        policy = PoisonPolicy.retry(pauses=QUICK_RETRIES)
+        host = await s.host("host", on_batch=fail, options=options(poison=policy))
+        s.fill(3, ["1"])
+
+        async def failing() -> dict[str, str]:
+            members = await s.store.members(s.name)  # type: ignore[union-attr]
+            return dict(members[host.holder or ""].info.failing)
+
+        key = f"{s.name}/1"
+        await s.watch.sees(HandlerFailed, partition="1", attempt=2)
+        while not (found := await failing()):
+            await cycles(s, [host], 1)
+        assert list(found) == [key]
+        assert re.fullmatch(r"at 0, attempt \d+", found[key])
+        repaired.set()
+        await s.watch.sees(CheckpointWritten, partition="1")
+        while await failing():
+            await cycles(s, [host], 1)

@@ -185,6 +185,8 @@ def _info_to(info: MemberInfo) -> dict[str, Any]:
         data["draining"] = True
     if info.loads:
         data["loads"] = dict(info.loads)
+    if info.failing:
+        data["failing"] = dict(info.failing)
     return data
 
 

@@ -45,6 +45,7 @@ def to_info(info: MemberInfo | None) -> str | None:
             "most": info.most,
             "draining": info.draining,
             "loads": {key: _number(load) for key, load in info.loads.items()},
+            "failing": dict(info.failing),
         }
     )
 

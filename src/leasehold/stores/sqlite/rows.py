@@ -122,8 +122,9 @@ class SqliteResourceRow:
 def info_text(info: MemberInfo) -> str:
     """What a member tells of itself, as it is stored."""
     plain = {name: getattr(info, name) for name in _INFO_FIELDS}
-    # The loads may be any mapping; JSON knows only dicts.
-    return json.dumps({**plain, "loads": dict(info.loads)}, sort_keys=True)
+    # These may be any mappings; JSON knows only dicts.
+    mappings = {"loads": dict(info.loads), "failing": dict(info.failing)}
+    return json.dumps({**plain, **mappings}, sort_keys=True)
 
 
 def info_of(text: str) -> MemberInfo:

@@ -401,7 +401,8 @@ class LeaseContract(ContractBase):
     async def test_renewal_replaces_what_others_know(self, scene: StoreCase) -> None:
         """``info`` is taken over whole; without it the old one stays."""
         first = MemberInfo(host="h", pid=7, weight=2.5, most=3, draining=False, loads={"k": 1.25})
-        second = MemberInfo(host="hé 🚀", pid=8, weight=0.1, draining=True, loads={})
+        failing = {"k": "at 901, attempt 3"}
+        second = MemberInfo(host="hé 🚀", pid=8, weight=0.1, draining=True, failing=failing)
         lease = await scene.member("a", info=first)
         seen = [(await scene.store.members(scene.group))[lease.holder].info]
         await scene.store.renew(lease)
