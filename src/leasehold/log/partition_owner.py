@@ -314,8 +314,12 @@ class PartitionOwner:
         clock: Clock,
         counts: LogCounters,
         on_roll: Callable[[], None] = lambda: None,
+        has_thread: bool = True,
     ) -> None:
-        """Start the thread. It calls ``on_roll`` after a segment was closed and another begun."""
+        """Start the thread. It calls ``on_roll`` after a segment was closed and another begun.
+
+        Without a thread the caller has to call ``store_submitted``.
+        """
         self._on_roll = on_roll
         self._has_rolled = False
         self.partition = partition
@@ -336,7 +340,8 @@ class PartitionOwner:
             name=f"leasehold-owner-{partition.stream}-{partition.number}",
             daemon=True,
         )
-        self._thread.start()
+        if has_thread:
+            self._thread.start()
 
     @property
     def alive(self) -> bool:
@@ -366,6 +371,16 @@ class PartitionOwner:
             self._closing = True
             self._changed.notify()
         self._thread.join()
+
+    def store_submitted(self) -> None:
+        """Store what was submitted, in the thread of the caller."""
+        with self._changed:
+            jobs = list(self._queue)
+            self._queue.clear()
+        try:
+            self._store_jobs(jobs)
+        except LeaseholdError as error:
+            self._end(error, jobs)
 
     def _run(self) -> None:
         jobs: list[_AppendJob] = []

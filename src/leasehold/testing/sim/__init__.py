@@ -1,4 +1,4 @@
-"""A deterministic simulator: the real member and the real pumps on simulated clocks, with faults.
+"""A deterministic simulator: real members, pumps and files on simulated clocks, with faults.
 
 Everything that happens in a simulated world is drawn from one seed. The same seed gives the same
 run, step by step: a failure prints its seed, and ``leasehold simulate --seed N`` repeats it.
@@ -21,6 +21,12 @@ module               holds
 ``pump_run``         fault injection with all of these
 ``job_checks``       the invariants of jobs
 ``jobs_run``         fault injection with workers, one-shot reservations and operators
+``bad_volumes``      file systems in memory, with the faults of real disks
+``blocking_process`` blocking code in simulated processes, and the journal's database
+``file_checks``      the invariants of files
+``log_work``         producers and owners of a log partition, and what was receipted
+``files_world``      processes that write, own, monitor and read files on one machine
+``files_run``        fault injection with all of these
 ``scenario``         fault-free measured runs: cold start, join, crash, restart, churn
 ``ownership_chart``  ownership over time, as text and SVG
 ===================  ===============================================================

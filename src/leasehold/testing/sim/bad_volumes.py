@@ -19,11 +19,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from leasehold.files.block_meta import parse_acknowledged
 from leasehold.testing.disk import Directory, Inode, written_over
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from leasehold.files.disk import Bytes
     from leasehold.testing.sim.blocking_process import SimProcess
@@ -52,12 +53,20 @@ class CachedFile(Inode):
     now: bytearray = field(default_factory=bytearray)
     lied: int = 0
     forgotten: bool = False
+    is_failed: bool = False  # a write-back failed, and the next sync reports it
 
-    def forget(self) -> None:
-        """Fail to write back: what is waiting is in the cache only, as if it were written."""
-        self.forgotten |= bool(self.waiting)
-        self.waiting.clear()
+    def settle(self) -> None:
+        """Make the writes safe."""
+        Inode.settle(self)
         self.lied = 0
+
+    def forget(self) -> bool:
+        """Fail to write back: readers still see what was lost. Return whether there was any."""
+        if len(self.waiting) == self.lied:
+            return False
+        self.forgotten = True
+        del self.waiting[self.lied :]
+        return True
 
     def drop_cache(self) -> bool:
         """Show what is on the disk or still to be written there; return whether that differs."""
@@ -80,6 +89,7 @@ class SimVolume:
         self.name = name
         self.root = f"/{name}"
         self.folders: dict[str, Directory] = {self.root: Directory()}
+        self._made: set[str] = set()
         self.mount = 0  # what was opened under an earlier one has failed
         self.lies = lies
         self.is_away = self.is_full = False
@@ -112,11 +122,14 @@ class SimVolume:
 
     # ------------------------------------------------------------------- faults
 
-    def flip(self, rng: random.Random) -> str:
-        """Change a bit of a block's files; return what was hit."""
+    def flip(self, rng: random.Random, *, prefer: Collection[int] = ()) -> str:
+        """Change a bit of a block's files, most often of these; return what was hit."""
         found = [(path, file) for path, file in self.files() if block_of(path) and file.now]
         if not found:
             return "nothing"
+        preferred = [each for each in found if block_of(each[0]) in prefer]
+        if preferred and rng.random() < 0.7:
+            found = preferred
         path, file = rng.choice(found)
         at, mask = rng.randrange(len(file.now)), 1 << rng.randrange(8)
         file.now[at] ^= mask
@@ -130,8 +143,7 @@ class SimVolume:
 
     def fail_write_back(self, file: CachedFile, path: str) -> None:
         """Lose what is waiting of a file."""
-        file.forget()
-        if block_of(path):
+        if file.forget() and block_of(path):
             self._on_damage(self.name, block_of(path), Damage.CACHED)
 
     def drop_caches(self) -> None:
@@ -147,7 +159,6 @@ class SimVolume:
             directory.settle()
         for _, file in self.files():
             file.settle()
-            file.lied = 0
 
     def cut(self, rng: random.Random) -> None:
         """Leave what a power cut leaves."""
@@ -170,22 +181,33 @@ class SimVolume:
             file.waiting.clear()
             file.lied, file.forgotten = 0, False
 
+    def copy_back(self) -> None:
+        """Replace every file by a copy of itself: what is open has no name any more."""
+        for directory in self.folders.values():
+            for name, file in list(directory.now.items()):
+                data = bytes(file.now)  # type: ignore[attr-defined]
+                directory.now[name] = CachedFile(safe=data, now=bytearray(data))
+            directory.settle()
+
     def copy(self) -> dict[str, dict[str, bytes]]:
-        """Return all that is here, to be brought back later."""
+        """Return the files of all directories that have any, to be brought back later."""
         return {
             folder: {name: bytes(file.now) for name, file in directory.now.items()}  # type: ignore[attr-defined]
             for folder, directory in self.folders.items()
+            if directory.now or folder == self.root
         }
 
     def become(self, contents: Mapping[str, Mapping[str, bytes]]) -> None:
         """Be mounted with other contents: an earlier copy, or nothing at all."""
-        before, kind = self.copy(), Damage.OLD if len(contents) > 1 else Damage.GONE
+        before, kind = self.copy(), Damage.OLD if contents[self.root] else Damage.GONE
         self.mount += 1
-        self.folders = {folder: Directory() for folder in contents}
-        for folder, names in contents.items():
-            for name, data in names.items():
-                self.folders[folder].now[name] = CachedFile(safe=data, now=bytearray(data))
-            self.folders[folder].settle()
+        self._made = self._made | set(self.folders)
+        self.folders = {}
+        for folder in sorted(self._made) if contents[self.root] else [self.root]:
+            self.folders[folder] = directory = Directory()
+            for name, data in contents.get(folder, {}).items():
+                directory.now[name] = CachedFile(safe=data, now=bytearray(data))
+            directory.settle()
         after = self.copy()
         for folder in set(before) | set(after):
             old, new = before.get(folder, {}), after.get(folder, {})
@@ -211,12 +233,19 @@ def _flipped(data: bytes, at: int, mask: int) -> bytes:
 class SimDisk:
     """The ``Disk`` of one simulated process. Each effect is a step at which it may be paused.
 
+    ``on_acknowledged`` is called with a block and a length before the length is published.
     ``exhausted``: this many of its next calls fail since the process has no descriptor or memory.
     """
 
     def __init__(
-        self, volumes: Mapping[str, SimVolume], process: SimProcess, rng: random.Random
+        self,
+        volumes: Mapping[str, SimVolume],
+        process: SimProcess,
+        rng: random.Random,
+        *,
+        on_acknowledged: Callable[[int, int], None] = lambda _block, _length: None,
     ) -> None:
+        self._on_acknowledged = on_acknowledged
         self.exhausted = 0
         self.exhausted_as = errno.EMFILE
         self._volumes = volumes
@@ -253,6 +282,8 @@ class SimDisk:
         """Write all of ``data``, or part of it and raise."""
         volume, file, path = self._file(fd, what)
         copied = bytes(data)
+        if what == "acknowledged":
+            self._on_acknowledged(block_of(path), parse_acknowledged(copied) or 0)
         if volume.is_full and offset + len(copied) > len(file.now):
             part = copied[: max(0, len(file.now) - offset)]
             copied = part[: self._rng.randint(0, len(part))]
@@ -287,9 +318,9 @@ class SimDisk:
         return directory.now.get(name)
 
     def exists(self, path: str) -> bool:
-        """Return whether the path exists."""
-        _, directory, name = self._entry(path, "exists")
-        return name in directory.now
+        """Return whether the path exists, as a file or a directory."""
+        volume, directory, name = self._entry(path, "exists")
+        return name in directory.now or path in volume.folders
 
     def sync(self, fds: Sequence[int], *, what: str) -> dict[int, OSError]:
         """Make contents durable; return those that failed."""
@@ -301,9 +332,10 @@ class SimDisk:
             except OSError as error:
                 failed[fd] = error
                 continue
-            if volume.failing_syncs:
-                volume.failing_syncs -= 1
+            if volume.failing_syncs or file.is_failed:
+                volume.failing_syncs -= not file.is_failed
                 volume.fail_write_back(file, path)
+                file.is_failed = False
                 failed[fd] = self._trouble(volume, errno.EIO, path)
             elif volume.lies:
                 file.lied = len(file.waiting)
@@ -359,11 +391,11 @@ class SimDisk:
         self._take_descriptor(path)
         if path not in volume.folders:
             raise _error(errno.ENOENT, path)
-        inside = {
-            folder[len(path) + 1 :].partition("/")[0]
-            for folder in volume.folders
-            if len(volume.folders) < 4 and folder.startswith(f"{path}/")
-        }
+        inside = (
+            {each[len(path) + 1 :].partition("/")[0] for each in volume.folders if each != path}
+            if path == volume.root
+            else set()
+        )
         return [*volume.folders[path].now, *sorted(inside)]
 
     def make_directory(self, path: str, *, what: str) -> None:

@@ -40,6 +40,16 @@ _BOOTTIME_S = 1000.0
 _MAX_STEP_S = 60.0  # of real time: a process that takes longer waits for something outside
 
 
+# Where a pause is worst: a writer has a block and no file of it, or a recovery is half done.
+WORST_STEPS = frozenset(
+    {
+        *("after create", "after append", "after next block"),
+        *("sync frozen", "sync seal", "before recovered"),
+    }
+)
+_WORST_RATE = 0.3
+
+
 class ProcessEnded(BaseException):
     """The process was killed: raised in its thread, and by each of its later steps."""
 
@@ -132,7 +142,7 @@ class SimProcess:
         self.check_alive()
         self.steps += 1
         self._left -= 1
-        if self._left <= 0:
+        if self._left <= 0 or (what in WORST_STEPS and self.rng.random() < _WORST_RATE):
             self._left = self.rng.randint(1, self._steps_between)
             self._interrupt(self, what)
 
@@ -193,6 +203,12 @@ def _empty_database() -> bytes:
     return found
 
 
+def _opened(contents: bytes) -> sqlite3.Connection:
+    connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+    connection.deserialize(contents)
+    return connection
+
+
 class SimDatabase:
     """The database of all processes. Each transaction is one step, which others do not see half."""
 
@@ -200,10 +216,7 @@ class SimDatabase:
 
     def __init__(self, clock: SimClock) -> None:
         self._clock = clock
-        self._connection = sqlite3.connect(
-            ":memory:", isolation_level=None, check_same_thread=False
-        )
-        self.restore(_empty_database())
+        self._connection = _opened(_empty_database())
 
     def copy(self) -> bytes:
         """Return all that is in it."""
@@ -211,7 +224,9 @@ class SimDatabase:
 
     def restore(self, contents: bytes) -> None:
         """Replace it by an earlier copy."""
-        self._connection.deserialize(contents)
+        # A new connection: statements that are cached do not survive new contents.
+        self._connection.close()
+        self._connection = _opened(contents)
 
     def rows(self, query: str) -> list[Any]:
         """Read something, for the checks."""

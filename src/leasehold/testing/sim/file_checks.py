@@ -17,7 +17,7 @@ which replicas were destroyed, by what.
 
 from __future__ import annotations
 
-import hashlib
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -30,20 +30,14 @@ if TYPE_CHECKING:
     from leasehold.testing.sim.bad_volumes import SimVolume
     from leasehold.testing.sim.blocking_process import SimDatabase, SimProcess
 
-_PATTERN = hashlib.shake_256(b"leasehold").digest(1 << 17)
 ALL_BLOCKS = 0  # in the place of a block: the whole volume is another one
 _FILES = "SELECT id, path, state, epoch, length, recovered FROM fs_file ORDER BY id"
 _BLOCKS = (
-    "SELECT b.file_id, b.id, b.state, b.start, b.length, b.generation, r.volume_id"
+    "SELECT b.file_id, b.id, b.state, b.start, b.length, b.generation, r.volume_id,"
+    " r.copy_epoch"
     " FROM fs_block b JOIN fs_replica r ON r.block_id = b.id ORDER BY b.id, r.volume_id"
 )
 _NUMBERS = "SELECT last_block_id, last_epoch FROM fs_meta"
-
-
-def bytes_of(epoch: int, start: int, end: int) -> bytes:
-    """Return what the writer of an epoch writes at these positions of a file."""
-    at = (epoch * 10007 + start) % (len(_PATTERN) - (1 << 16))
-    return _PATTERN[at : at + end - start]
 
 
 @dataclass(slots=True, eq=False)
@@ -56,25 +50,36 @@ class KnownBlock:
     start: int
     length: int
     generation: int
-    volumes: tuple[str, ...]
+    copies: dict[str, int] = field(default_factory=dict)  # by volume: the epoch of the copy
     begun_by: str = ""
     begun_at: int = 0
+
+    @property
+    def volumes(self) -> tuple[str, ...]:
+        """Where it is."""
+        return tuple(self.copies)
 
 
 @dataclass(slots=True, eq=False)
 class WriterTerm:
     """What one writer has done with a file: its bytes begin at ``start``.
 
-    ``handed``: the end of what ``write`` took. ``offered``: what a call has begun to acknowledge.
-    ``end``: where its bytes end for good; None while that is open.
+    ``data`` is all that ``write`` was given, ``handed`` the end of what it took, ``offered`` the
+    end of what readers may see. ``end``: where its bytes end for good; None
+    while that is open.
     """
 
     epoch: int
     start: int
+    data: bytearray = field(default_factory=bytearray)
     handed: int = 0
-    attempted: int = 0
     offered: int = 0
     end: int | None = None
+
+    @property
+    def attempted(self) -> int:
+        """The end of all that may be there."""
+        return self.start + len(self.data)
 
 
 @dataclass(slots=True, eq=False)
@@ -98,7 +103,7 @@ class KnownFile:
         parts = []
         for number, term in enumerate(self.terms):
             last = self.terms[number + 1].start if number + 1 < len(self.terms) else end
-            parts.append(bytes_of(term.epoch, term.start, min(last, end)))
+            parts.append(bytes(term.data[: last - term.start]))
         return b"".join(parts)[:end]
 
     def term(self, epoch: int) -> WriterTerm | None:
@@ -115,8 +120,8 @@ class FileChecks:
         self.files: dict[int, KnownFile] = {}
         self.blocks: dict[int, KnownBlock] = {}
         self.damage: dict[tuple[int, str], set[Damage]] = {}
-        self.damaged_at: dict[tuple[int, str], int] = {}
-        self.acknowledged_bytes = self.recoveries = self.losses = self.refused_late = 0
+        self._flips: Counter[tuple[int, str]] = Counter()
+        self.acknowledged_bytes = self.recoveries = self.losses = self.copied = 0
         self.reboots = 0
         self.is_recovering: dict[str, Mapping[str, int]] = {}
         self._database = database
@@ -132,6 +137,7 @@ class FileChecks:
     def on_damage(self, volume: str, block: int, kind: Damage) -> None:
         """Record that a replica was destroyed, or what of it was not durable."""
         self.damage.setdefault((block, volume), set()).add(kind)
+        self._flips[block, volume] += kind is Damage.FLIPPED
 
     def become(self, volume: SimVolume, contents: Mapping[str, Mapping[str, bytes]]) -> None:
         """Let a volume come back with other contents; without an identity it is unusable."""
@@ -188,19 +194,23 @@ class FileChecks:
                 continue
             known.path = path
             self._file_changed(process, known, state, epoch, length, recovered, before)
-        self._last_epoch, self._last_block = last_epoch, last_block
+        self._last_epoch = max(last_epoch, *(file.epoch for file in self.files.values()), 0)
+        self._last_block = last_block
         self._check_volumes(process, step, before)
 
     def _read_blocks(self, process: SimProcess) -> dict[int, KnownBlock]:
         found: dict[int, KnownBlock] = {}
-        for file_id, id_, state, start, length, generation, volume in self._database.rows(_BLOCKS):
-            block = found.get(id_)
-            if block is None:
-                old = self.blocks.get(id_)
-                found[id_] = block = KnownBlock(id_, file_id, state, start, length, generation, ())
-                block.begun_by = process.name if old is None else old.begun_by
-                block.begun_at = process.steps if old is None else old.begun_at
-            block.volumes = (*block.volumes, volume)
+        for row in self._database.rows(_BLOCKS):
+            file_id, id_, state, start, length, generation, volume, copy_epoch = row
+            old = self.blocks.get(id_)
+            if id_ not in found:
+                found[id_] = KnownBlock(id_, file_id, state, start, length, generation)
+                found[id_].begun_by = process.name if old is None else old.begun_by
+                found[id_].begun_at = process.steps if old is None else old.begun_at
+            found[id_].copies[volume] = copy_epoch
+            if old is not None and copy_epoch > old.copies.get(volume, 0):
+                self.damage.pop((id_, volume), None)  # another replica, made from sound ones
+                self.copied += 1
         return found
 
     def _check_new_epoch(self, path: str, epoch: int) -> None:
@@ -233,6 +243,10 @@ class FileChecks:
         if opened:
             file.terms.append(WriterTerm(epoch=epoch, start=length))
             file.reboots = self.reboots
+        for block in self.blocks.values():
+            if block.file_id == file.id and block.state == "complete":
+                for volume in block.volumes:  # now it is durable
+                    self.damage.get((block.id, volume), set()).discard(Damage.CACHED)
         file.state, file.epoch, file.length, file.recovered = state, epoch, length, recovered
         # What is complete is durable, whoever learns of it.
         file.synced = max(file.synced, length)
@@ -244,7 +258,7 @@ class FileChecks:
             self.found(
                 f"{file.path} was closed at {length} bytes, {file.flushed} were acknowledged"
             )
-        if length > max(term.attempted, term.start):
+        if length > term.attempted:
             self.found(f"{file.path} has {length} bytes, {term.attempted} were written")
         if ended:
             term.end = length
@@ -262,7 +276,7 @@ class FileChecks:
             (each for each in before.values() if each.file_id == file.id and each.state == "open"),
             None,
         )
-        if length > max(term.attempted, term.start):
+        if length > term.attempted:
             self.found(f"{file.path} has {length} bytes, {term.attempted} were written")
         after = self.blocks.get(block.id) if block else None
         if after is not None and after.generation != recovered:
@@ -293,12 +307,13 @@ class FileChecks:
         self.losses += 1
         file.lost.append(length)
         kinds = set().union(*(self.kinds(block.id, v) for v in block.volumes))
-        many = any(len(self.kinds(block.id, v)) > 1 for v in block.volumes)
+        once = all(self._flips[block.id, each] <= 1 for each in block.volumes)
         known = self._database.rows(
             f"SELECT bytes FROM fs_loss WHERE file_id = {file.id} AND start = {length}"  # noqa: S608
         )
         # Only a copy that keeps its own records can know what it has lost.
-        if durable and kinds <= {Damage.FLIPPED, Damage.CACHED} and not many and not known:
+        can_tell = durable or (file.reboots == self.reboots and Damage.CACHED not in kinds)
+        if can_tell and once and kinds <= {Damage.FLIPPED, Damage.CACHED} and not known:
             self.found(
                 f"{file.path}: {promised - length} acknowledged bytes after {length} are lost, and "
                 "the journal does not know"
@@ -321,6 +336,19 @@ class FileChecks:
                     )
 
     # ---------------------------------------------------------------- writers
+
+    def writing(self, file_id: int, epoch: int) -> WriterTerm | None:
+        """Return where the bytes of a writer are kept; None if its file is gone."""
+        file = self.files.get(file_id)
+        return None if file is None else file.term(epoch)
+
+    def offered(self, block: int, length: int) -> None:
+        """Record that readers may see this much of a block from now on."""
+        known = self.blocks.get(block)
+        file = None if known is None else self.files.get(known.file_id)
+        term = None if file is None or known is None else file.term(known.generation)
+        if known is not None and term is not None:
+            term.offered = max(term.offered, known.start + length)
 
     def acknowledged(self, file_id: int, epoch: int, length: int, *, durable: bool) -> None:
         """Check what a writer was told: its bytes up to ``length`` are in the file."""
@@ -373,6 +401,7 @@ class FileChecks:
         least = min(least, file.flushed)
         if len(data) < least and not self.excuses(process, file, since, open_only=True):
             self.found(f"{file.path}: a reader sees {len(data)} bytes of {least} acknowledged")
+        file.flushed = max(file.flushed, len(data))  # what was seen once stays
 
     def unreadable(
         self, process: SimProcess, file_id: int, error: Exception, *, since: int
@@ -411,6 +440,20 @@ class FileChecks:
             ):
                 return True  # of what is not known to be durable, the silent ones may have less
         return False
+
+    def must_recover(self, file: KnownFile) -> bool:
+        """Return whether the end of a file is sound on a volume that answers.
+
+        After a power cut a copy may know that there was more. Then a volume that is gone is waited
+        for: it may have that.
+        """
+        block = self._open_block(file)
+        if block is None or block.start >= file.synced:
+            return False
+        is_gone = any((ALL_BLOCKS, each) in self.damage for each in block.volumes)
+        if is_gone and file.reboots < self.reboots:
+            return False
+        return any(self.is_sound(block.id, each, durable=True) for each in block.volumes)
 
     def _open_block(self, file: KnownFile) -> KnownBlock | None:
         found = (each for each in self.blocks.values() if each.file_id == file.id)
