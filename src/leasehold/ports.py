@@ -89,11 +89,12 @@ class Store(Protocol):
     ) -> Changes:
         """Extend the lease by its duration from now; return what changed since ``since``.
 
-        The cost does not depend on how much the holder owns: one round trip and one write, or two
-        to three requests on Azure Blob. The answer is empty if nothing changed. The same step ends
-        what is overdue in the lease's group: expired leases, due breaks and hand-overs past their
-        limit, so that every member learns of them. ``info`` replaces what other members know of
-        this one; None leaves it unchanged.
+        The cost does not depend on how much the holder owns. In a quiet group it is one round trip
+        and one write; on PostgreSQL a second round trip reads the changes if there are any, and
+        Azure Blob needs two to three requests. The answer is empty if nothing changed. The same
+        step ends what is overdue in the lease's group: expired leases, due breaks and hand-overs
+        past their limit, so that every member learns of them. ``info`` replaces what other members
+        know of this one; None leaves it unchanged.
 
         ``next_end_s`` of the answer is the time until the next lease, break or hand-over limit can
         end: of other members, of outsiders that own or owned a key of the group, and of the

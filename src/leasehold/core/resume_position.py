@@ -50,7 +50,7 @@ def check_same_stream(
         f"partition {partition} of {stream!r} cannot resume at event {resumes_at}: the stream was "
         f"deleted and recreated. The position is of the stream of {known}, this one is of {found}, "
         "and its events have other numbers. Nothing was read or skipped. Say where the group is to "
-        "begin in the new stream with `leasehold checkpoints reset`, or take another group"
+        "begin in the new stream with `leasehold checkpoints reset`"
     )
 
 

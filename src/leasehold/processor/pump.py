@@ -187,7 +187,7 @@ async def open_receiver(
         raise PositionLost(
             f"partition {partition} can not be read from {start}: {error}. Was the stream made "
             "anew, or does another source of this name use the group? Move the checkpoint with "
-            "`leasehold checkpoints reset`, or take another group"
+            "`leasehold checkpoints reset`"
         ) from error
     start = _START_AFTER_TRIM[on_trimmed]
     receiver = await source.receiver(partition, group=group, epoch=epoch, start=start, name=name)
