@@ -339,7 +339,8 @@ def repair(
                 with suppress(UnknownFile):  # deleted since
                     missing += files.missing_copies(status.path, compare=not quick, progress=tick)
         missing.sort(key=lambda each: each.sound)  # the fewest copies first
-        print_rows(map(_missing_row, missing), form, _MISSING_COLUMNS)
+        if missing or form is not Output.TABLE:
+            print_rows(map(_missing_row, missing), form, _MISSING_COLUMNS)
         if not missing:
             looked = "is missing" if quick else "is missing or damaged"
             err.print(f"{counted(len(found), 'file')}, all replicas: nothing {looked}")

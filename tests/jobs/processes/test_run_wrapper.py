@@ -216,7 +216,7 @@ def test_an_occurrence_that_was_stopped_is_still_open(
 @pytest.mark.parametrize(
     ("on_crash", "reason", "message"),
     [
-        (OnCrash.RERUN, ExitReason.ENDED, "the run is not done, and is run again"),
+        (OnCrash.RERUN, ExitReason.ENDED, "the next call, or a standby, runs it again"),
         (OnCrash.ABANDON, ExitReason.DONE, "the run is not done, and is abandoned"),
     ],
 )

@@ -205,7 +205,7 @@ class ExitStatus:
 
 _TIMED_OUT = 124  # as timeout(1)
 _AFTER_CRASH = {
-    OnCrash.RERUN: "the run is not done, and is run again",
+    OnCrash.RERUN: "the run is not done; the next call, or a standby, runs it again",
     OnCrash.ABANDON: "the run is not done, and is abandoned (--on-crash)",
 }
 LEFT_BEHIND = (
