@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
@@ -152,3 +153,52 @@ async def test_a_client_that_reads_no_answer_holds_nobody_up(
                 pass
             assert len(await store.claim(other, [KeyClaim(key=keys[0], seen_epoch=1)])) == 1
             assert len(await store.checkpoints(group)) == 0
+
+
+SLOW_CLOCK = """
+create or replace function leasehold.store_clock_1() returns timestamptz language plpgsql as $$
+begin
+    if current_setting('application_name') = 'slow' then
+        perform pg_advisory_xact_lock_shared(7);
+    end if;
+    return (select t from leasehold.test_clock);
+end
+$$"""
+
+
+async def test_a_server_that_is_slow_to_read_its_clock_ends_no_lease(
+    url: str, store: PostgresStore
+) -> None:
+    """Renewed while an answer is made; told as ended, it would stay so for that reader."""
+    key = f"{GROUPS[0]}/0"
+    with postgres.stopped_clock(url) as set_clock:
+        now = datetime(2026, 1, 1, tzinfo=UTC)
+        set_clock(now)
+        await store.declare([key])
+        newcomer = await member(store, "newcomer", GROUPS[0])
+        owner = await member(store, "owner", GROUPS[0])
+        await store.claim(owner, [KeyClaim(key=key, seen_epoch=0)])
+        postgres.execute(url, SLOW_CLOCK)
+        set_clock(now + HOUR / 2)
+        await store.renew(newcomer)
+        values = {"holder": newcomer.holder, "since": 0}
+        with (
+            closing(psycopg.connect(url, autocommit=True)) as gate,
+            closing(psycopg.connect(url, autocommit=True, application_name="slow")) as slow,
+        ):
+            gate.execute("select pg_advisory_lock(7)")
+            query = psycopg.ClientCursor(slow).mogrify(queries()["changes"], values)
+            slow.pgconn.send_query(query.encode())
+            slow.pgconn.flush()
+            waiting = "select 1 from pg_stat_activity where pid = %s and wait_event = 'advisory'"
+            while not postgres.execute(url, waiting, slow.info.backend_pid):
+                pass
+            await store.renew(owner)
+            set_clock(now + HOUR)
+            gate.execute("select pg_advisory_unlock(7)")
+            answer = slow.pgconn.get_result()
+            assert answer
+            _, _, keys, _, members, peers, _ = (answer.get_value(0, n) for n in range(7))
+        assert peers is None
+        assert {each[0] for each in json.loads(members or b"[]")} == {"newcomer", "owner"}
+        assert [each[:2] for each in json.loads(keys or b"[]")] == [["owner", "leased"]]
