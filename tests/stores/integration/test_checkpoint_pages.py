@@ -181,6 +181,67 @@ async def test_a_key_that_comes_twice_is_judged_in_order(store: PostgresStore) -
     assert await stored(store) == {first.key: 9, second.key: 3}
 
 
+async def test_positions_of_a_stream_with_an_identity_share_rows(
+    url: str, store: PostgresStore
+) -> None:
+    """Those of an event log have one; another stream of the same name has another."""
+    lease, owned = await owner(store, count=4)
+
+    async def put(at: int, stream: str, some: Sequence[Ownership] = owned) -> None:
+        position = Position(sequence_number=at, offset=str(at * 10), stream=stream)
+        assert (
+            await store.checkpoint([CheckpointWrite(ownership=o, position=position) for o in some])
+            == {}
+        )
+
+    async def found() -> list[tuple[int, str, str]]:
+        each = [each.position for each in (await store.checkpoints(GROUP)).values()]
+        return [(each.sequence_number, each.offset, each.stream) for each in each]
+
+    for at in (1, 2, 3):
+        await put(at, "one")
+    assert placed(url) == keys(4)
+    assert await found() == [(3, "30", "one")] * 4
+    await put(4, "two", owned[:2])
+    assert placed(url) == keys(4)[2:]
+    await put(5, "two", owned[:2])
+    assert placed(url) == keys(4)
+    expected = [(5, "50", "two")] * 2 + [(3, "30", "one")] * 2
+    assert await found() == expected
+    await store.revoke(lease)
+    assert placed(url) == []
+    assert await found() == expected
+
+
+@pytest.mark.parametrize("offsets", [("2", "xyz"), ("xyz", "2")], ids=" then ".join)
+async def test_a_key_that_comes_twice_keeps_its_last_offset(
+    url: str, store: PostgresStore, offsets: tuple[str, str]
+) -> None:
+    """One of both is no number, and does not fit into a page; its term ends as any other."""
+    lease, owned = await owner(store, count=2)
+    await written(store, owned, 1, offset="1")
+    last = [Position(sequence_number=at, offset=each) for at, each in enumerate(offsets, start=2)]
+    calls = [CheckpointWrite(ownership=owned[0], position=each) for each in last]
+    assert await store.checkpoint(calls) == {}
+    position = (await store.checkpoints(GROUP))[owned[0].key].position
+    assert (position.sequence_number, position.offset) == (3, offsets[1])
+    await store.revoke(lease)
+    assert (await store.checkpoints(GROUP))[owned[0].key].position == position
+
+
+async def test_a_page_without_an_offset_does_not_keep_a_term_from_its_end(
+    url: str, store: PostgresStore
+) -> None:
+    """As a call with the same key twice left it before."""
+    lease, owned = await owner(store, count=2)
+    for at in (1, 2):
+        await written(store, owned, at, offset="7")
+    postgres.execute(url, "update leasehold.checkpoint_page set steps[3] = null, bases[3] = null")
+    await store.revoke(lease)
+    found = [each.position for each in (await store.checkpoints(GROUP)).values()]
+    assert [(each.sequence_number, each.offset) for each in found] == [(2, "7")] * 2
+
+
 async def test_calls_with_few_keys_each_share_pages_once_they_come_together(
     url: str, store: PostgresStore
 ) -> None:
