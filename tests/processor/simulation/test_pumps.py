@@ -40,6 +40,15 @@ def test_a_receiver_that_hangs_twice_is_opened_a_third_time(seed: int) -> None:
     assert run_pump_faults(seed).events > 0
 
 
+@pytest.mark.spec("B9", "P14")
+def test_a_caller_that_is_done_after_its_time_has_acknowledged_nothing() -> None:
+    """It ends between the timeout and the report of it; its partition is drained before it asks.
+
+    Nobody has been told that the batch is done: it comes again at the next owner.
+    """
+    assert run_pump_faults(10_316).repeated > 0
+
+
 @pytest.fixture(scope="module")
 def some_runs() -> list[PumpRun]:
     return [run(seed) for seed in range(SOME)]

@@ -171,6 +171,10 @@ class Deliveries:
             term.done, term.first = term.last, None
             term.requested.clear()
 
+    def offer_ended(self, key: str, epoch: int) -> None:
+        """Record that the time for a batch is over: its caller is too late to acknowledge it."""
+        self._terms[key, epoch].failed = True
+
     def failed(self, key: str, event: HandlerFailed) -> None:
         """Record a reported failure of the handler: the events may come again."""
         term = self._terms[key, event.epoch]

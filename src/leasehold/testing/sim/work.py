@@ -146,7 +146,7 @@ class SimHandler:
             pull = PullHandlers()
             self._start_caller(self._pull(pull))
             return Handlers(
-                on_batch=pull.handle,
+                on_batch=self._offers(pull),
                 on_partition_open=pull.opened,
                 on_partition_close=pull.closed,
                 on_drain=pull.drains,
@@ -186,6 +186,17 @@ class SimHandler:
         return Blocking(self._handle(context, event.sequence_number, event.sequence_number))
 
     # --------------------------------------------------------- the pull style
+
+    def _offers(self, pull: PullHandlers) -> Callable[..., Any]:
+        async def offer(context: AsyncPartitionContext, batch: EventBatch) -> None:
+            try:
+                await pull.handle(context, batch)
+            except BaseException:
+                key = partition_key(context.stream, context.group, context.partition)
+                self._deliveries.offer_ended(key, context.epoch)
+                raise
+
+        return offer
 
     async def _pull(self, pull: PullHandlers) -> None:
         async for client in pull.clients():
