@@ -3,7 +3,8 @@
 A write goes into the page cache, where every process reads it. ``sync`` and ``sync_directory`` make
 it durable, as in POSIX: contents by the one, names by the other. On top of that a volume may
 
-* fail a sync once, forget what the sync was about, and say nothing when it is asked again,
+* fail a sync and forget what it was about: each descriptor that was open then reports it once, as
+  in Linux since 4.13, and one that is opened later says nothing,
 * lie: report a sync as done, and lose what it was about in a power cut,
 * fail calls, be full, be away, and come back: as it was, as it was long ago, or empty,
 * change a single bit of what it keeps.
@@ -47,13 +48,13 @@ class CachedFile(Inode):
     """A file: what is safe, the writes since (both of ``Inode``), and what readers see.
 
     ``lied``: this many of the waiting writes were reported as durable. ``forgotten``: readers see
-    bytes that will never be written.
+    bytes that will never be written. ``failures``: how often bytes were forgotten.
     """
 
     now: bytearray = field(default_factory=bytearray)
     lied: int = 0
     forgotten: bool = False
-    is_failed: bool = False  # a write-back failed, and the next sync reports it
+    failures: int = 0
 
     def settle(self) -> None:
         """Make the writes safe."""
@@ -66,6 +67,7 @@ class CachedFile(Inode):
             return False
         self.forgotten = True
         del self.waiting[self.lied :]
+        self.failures += 1
         return True
 
     def drop_cache(self) -> bool:
@@ -253,6 +255,7 @@ class SimDisk:
         self._rng = rng
         self._next_fd = 3
         self._open: dict[int, tuple[SimVolume, CachedFile, str, int]] = {}
+        self._reported: dict[int, int] = {}  # by descriptor: of the failures of its file
 
     def create(self, path: str, *, what: str) -> int:
         """Make a new, empty file."""
@@ -277,6 +280,7 @@ class SimDisk:
     def close(self, fd: int) -> None:
         """Close a descriptor."""
         self._open.pop(fd, None)
+        self._reported.pop(fd, None)
 
     def write_at(self, fd: int, data: Bytes, offset: int, *, what: str) -> None:
         """Write all of ``data``, or part of it and raise."""
@@ -332,10 +336,12 @@ class SimDisk:
             except OSError as error:
                 failed[fd] = error
                 continue
-            if volume.failing_syncs or file.is_failed:
-                volume.failing_syncs -= not file.is_failed
+            is_failing = bool(volume.failing_syncs)
+            if is_failing:
+                volume.failing_syncs -= 1
                 volume.fail_write_back(file, path)
-                file.is_failed = False
+            if is_failing or self._reported[fd] < file.failures:
+                self._reported[fd] = file.failures
                 failed[fd] = self._trouble(volume, errno.EIO, path)
             elif volume.lies:
                 file.lied = len(file.waiting)
@@ -435,6 +441,7 @@ class SimDisk:
     def _opened(self, volume: SimVolume, file: CachedFile, path: str) -> int:
         self._next_fd += 1
         self._open[self._next_fd] = (volume, file, path, volume.mount)
+        self._reported[self._next_fd] = file.failures
         return self._next_fd
 
     def _file(self, fd: int, what: str) -> tuple[SimVolume, CachedFile, str]:

@@ -208,7 +208,6 @@ def _fail_write_back(_world: FilesWorld, volume: SimVolume, rng: random.Random) 
     if dirty:
         path, file = rng.choice(dirty)
         volume.fail_write_back(file, path)
-        file.is_failed = True
 
 
 def _kill(process: FilesProcess, _rng: random.Random) -> None:
