@@ -663,9 +663,12 @@ def _accepted_loss(files: Namespace, status: FileStatus, form: Output, *, execut
         }
         print_record(record, form)
         at_least = f", at least {counted(events, 'event')}" if events else ""
+        lost = f"{plan.lost_bytes:,}" if plan.lost_bytes else "an unknown number of"
+        absent = ", ".join(plan.silent) if plan.uncertain else ""
+        more = f" What {absent} may have besides would be given up." if absent else ""
         err.print(
             f"nothing was done: {status.path} would end at byte {plan.length:,}, and "
-            f"{plan.lost_bytes:,} acknowledged bytes after it would be lost{at_least}. "
+            f"{lost} acknowledged bytes after it would be lost{at_least}.{more} "
             "Add --execute to accept it."
         )
         raise typer.Exit(_HELD)

@@ -309,7 +309,11 @@ class JournalEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileLoss:
-    """Acknowledged bytes that no volume had any more in a recovery: those after ``start``."""
+    """Acknowledged bytes that no volume had any more in a recovery: those after ``start``.
+
+    ``lost_bytes`` are those that were known; if it is 0, only volumes that were given up, named in
+    ``detail``, may have had some.
+    """
 
     epoch: int
     at: str
@@ -321,9 +325,11 @@ class FileLoss:
     def message(self) -> str:
         """The loss as one sentence."""
         detail = f" ({self.detail})" if self.detail else ""
+        known = self.lost_bytes or "an unknown number of"
+        lost = "were lost" if self.lost_bytes else "may have been lost"
         return (
-            f"{self.lost_bytes} acknowledged bytes{detail} after byte {self.start} were lost "
-            f"before the recovery of {self.at}, under epoch {self.epoch}"
+            f"{known} acknowledged bytes{detail} after byte {self.start} {lost} before the "
+            f"recovery of {self.at}, under epoch {self.epoch}"
         )
 
 

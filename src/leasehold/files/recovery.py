@@ -102,8 +102,11 @@ def run_recovery(
     if agreement.length:
         report(f"sealing at {agreement.length:,} bytes", found.bytes_read)
         sealed = _seal_replicas(recovery, block, agreement.length, found, context)
+    given_up = _given_up(block, found) if accept_loss else ()
+    lost = [lost_detail] if agreement.lost and lost_detail else []
+    lost += (f"volume {each} did not answer and may have had more" for each in given_up)
     status = context.journal.commit_recovery(
-        recovery, sealed, lost_bytes=agreement.lost, lost_detail=lost_detail
+        recovery, sealed, lost_bytes=agreement.lost, lost_detail="; ".join(lost)
     )
     if sealed is not None:
         _tidy_replicas(recovery, block, sealed, context)
@@ -121,6 +124,13 @@ def run_recovery(
             "Restore them from elsewhere",
             status.path,
             agreement.lost,
+            status.length,
+        )
+    if given_up:
+        log.error(
+            "%s: what %s had after byte %d is given up. Restore it from elsewhere",
+            status.path,
+            ", ".join(given_up),
             status.length,
         )
     return status
@@ -239,7 +249,7 @@ def plan_recovery(path: str, context: RecoveryContext) -> RecoveryPlan:
         path=path,
         length=block.start + end,
         lost_bytes=agreement.lost,
-        silent=tuple(each for each in block.volumes if each not in found.answers),
+        silent=_silent(block, found),
         uncertain=uncertain,
         kept=read_pieces(
             block,
@@ -257,6 +267,19 @@ def _bytes_after(
     for volume in volumes if size else ():
         with suppress(OSError):
             yield reader.read(block, volume, end, size, disk=context.disk)
+
+
+def _given_up(block: Block, found: _FencedBlock) -> tuple[str, ...]:
+    """Return the volumes that do not answer, if the end is not certain without them."""
+    try:
+        agree(block.volumes, found.answers, together=found.together)
+    except TailUncertain:
+        return _silent(block, found)
+    return ()
+
+
+def _silent(block: Block, found: _FencedBlock) -> tuple[str, ...]:
+    return tuple(each for each in block.volumes if each not in found.answers)
 
 
 def _seal_replicas(

@@ -451,6 +451,28 @@ def test_accept_loss_says_first_what_is_lost_keeps_the_rest_and_exits_with_1(
 
 
 @pytest.mark.spec("F8")
+def test_accept_loss_names_a_volume_that_is_gone_and_verify_reports_it_afterwards(
+    leasehold: CommandLine, files: Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = files.create("/a")
+    writer.write(b"acknowledged")
+    writer.sync()
+    writer.leave_behind()
+    for volume in files.volumes:
+        shutil.rmtree(volume.root)
+    gone = files.volumes[0].id
+    monkeypatch.setattr("leasehold.cli.files._soft_limit_s", lambda: 0.0)
+    plan = leasehold("files", "recover", "/a", "--accept-loss")
+    assert plan.code == 4
+    assert "an unknown number of acknowledged bytes after it would be lost" in plan.err
+    assert gone in plan.err
+    done = leasehold("files", "recover", "/a", "--accept-loss", "--execute")
+    assert (done.code, f"volume {gone} did not answer" in done.err) == (1, True)
+    verified = leasehold("files", "verify", "/a", "-ojson")
+    assert (verified.code, f"volume {gone} did not answer" in verified.out) == (1, True)
+
+
+@pytest.mark.spec("F8")
 def test_accept_loss_counts_the_events_of_a_segment(
     leasehold: CommandLine, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -136,3 +136,46 @@ def test_something_durable_is_damaged_everywhere_and_an_operator_keeps_the_rest(
     assert others.recover("/a", timeout=AT_ONCE, accept_loss=True).length == 60
     assert content(others, "/a") == b"".join(PIECES[:30])
     assert others.history("/a")[1].detail == "22 acknowledged bytes from byte 60 on"
+
+
+@pytest.mark.spec("F8")
+def test_what_only_an_absent_volume_had_is_a_loss_once_it_is_given_up(one: World) -> None:
+    files, others = one.open(volumes=one.roots[:1]), one.open("other", volumes=one.roots[:1])
+    _written(files, "/a")
+    volume = files.volumes[0]
+    shutil.rmtree(volume.root)
+    with pytest.raises(TailUncertain):
+        others.recover("/a", timeout=AT_ONCE)
+    assert not others.losses("/a")
+    assert others.recover("/a", timeout=AT_ONCE, accept_loss=True).length == 0
+    (loss,) = others.losses("/a")
+    assert (loss.start, loss.lost_bytes) == (0, 0)
+    assert "an unknown number of acknowledged bytes" in loss.message
+    assert volume.id in loss.message
+    assert [each.what for each in others.verify("/a")] == [loss.message]
+    assert steps(others, "/a").count("lost") == 1
+
+
+@pytest.mark.spec("F8")
+def test_a_known_loss_says_that_an_absent_volume_may_have_had_more(one: World) -> None:
+    files, others = one.open(volumes=one.roots[:2]), one.open("other", volumes=one.roots[:2])
+    _written(files, "/a")
+    gone = next(volume for volume in files.volumes if volume.root == str(one.roots[0]))
+    _flip_record(_paths(files, "/a")[1][files.volumes.index(gone) - 1], 30)
+    shutil.rmtree(gone.root)
+    with pytest.raises(TailUncertain):
+        others.recover("/a", timeout=AT_ONCE)
+    assert others.recover("/a", timeout=AT_ONCE, accept_loss=True).length == 60
+    (loss,) = others.losses("/a")
+    assert (loss.start, loss.lost_bytes) == (60, 22)
+    assert f"volume {gone.id} did not answer" in loss.message
+    assert loss.message in [each.what for each in others.verify("/a")]
+
+
+@pytest.mark.spec("F8")
+def test_a_loss_that_need_not_be_accepted_is_none_while_a_volume_is_absent(one: World) -> None:
+    files, others = one.open(volumes=one.roots[:2]), one.open("other", volumes=one.roots[:2])
+    _written(files, "/a")
+    shutil.rmtree(one.roots[0])
+    assert others.recover("/a", timeout=AT_ONCE, accept_loss=True).length == 82
+    assert not others.losses("/a")

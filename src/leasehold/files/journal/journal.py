@@ -287,7 +287,7 @@ class Journal:
         """Close the file with the end that was found; without a seal the open block is dropped.
 
         ``lost_bytes`` of what followed had been acknowledged: the loss is kept with the file, and
-        ``lost_detail`` in its history.
+        ``lost_detail`` in its history. A detail alone is a loss of an unknown number of bytes.
         """
         return self._group.run(
             "recovered",

@@ -713,7 +713,7 @@ def commit(
 ) -> FileStatus:
     """Close the file with the end that recovery found; without a seal the tail is dropped.
 
-    ``lost_bytes`` of what followed had been acknowledged.
+    ``lost_bytes`` of what followed had been acknowledged; with ``lost_detail`` alone, nobody knows.
     """
     held = _current(work, recovery)
     if held is None:
@@ -723,7 +723,7 @@ def commit(
         raise UsageError(f"{recovery.path} has no open block that could be sealed")
     dropped = held.block is not None and tail is None
     step = "tail dropped" if dropped else "recovered"
-    if lost_bytes:
+    if lost_bytes or lost_detail:
         end = held.row.length + (0 if tail is None else tail.length)
         work.tx.run(
             "loss_add",
@@ -734,7 +734,7 @@ def commit(
             bytes=lost_bytes,
             detail=lost_detail,
         )
-        detail = f"{lost_bytes} acknowledged bytes from byte {end} on"
+        detail = f"{lost_bytes or 'an unknown number of'} acknowledged bytes from byte {end} on"
         _note_write(work, "lost", held, f"{detail}; {lost_detail}" if lost_detail else detail)
     return close(work, held, held.block, tail, generation=recovery.id, step=step)
 
