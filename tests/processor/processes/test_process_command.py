@@ -170,6 +170,7 @@ def test_metrics_at_a_given_address(running: Callable[..., Running]) -> None:
     socket.create_connection(("127.0.0.2", int(port))).close()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", int(port)))
+    host.until("joined as")  # before that, a signal may come too early to be handled
     assert host.end(signal.SIGTERM)[0] == 0, host.said
 
 

@@ -67,6 +67,9 @@ class ByItself(Harness):
     def open(self) -> AbstractAsyncContextManager[Store]:
         return open_store(self.url)
 
+    def stored(self) -> bytes:
+        return postgres.stored(self.url)
+
     async def pass_time(self, seconds: float) -> None:
         forward = "update leasehold.test_clock set ahead = ahead + make_interval(secs => %s)"
         postgres.execute(self.url, forward, seconds)
