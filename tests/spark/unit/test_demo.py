@@ -20,6 +20,7 @@ from rich.text import Text
 from typer.testing import CliRunner, Result
 
 from leasehold.cli import demo as command
+from leasehold.cli.tables import SafeConsole
 from leasehold.errors import UsageError
 from leasehold.events import partition_of
 from leasehold.spark.demo.delays import Comparison, compare, events_of, flights_file, read_flights
@@ -202,7 +203,7 @@ def test_the_picture_fits_into_eighty_columns() -> None:
 
 def test_without_a_terminal_lines_follow_each_other() -> None:
     file = io.StringIO()
-    with Screen(Console(file=file, width=80)) as screen:
+    with Screen(SafeConsole(file=file, width=80)) as screen:
         screen.tell(StoryLine(at_s=1.0, words="B is killed", tone="bad"))
         screen.show(picture())
         screen.show(picture())
@@ -217,7 +218,8 @@ def test_without_a_terminal_lines_follow_each_other() -> None:
 def test_a_long_line_goes_on_below_its_words(*, terminal: bool) -> None:
     file = io.StringIO()
     told = "the table refuses A's 1,180 flights: " + "and nothing was written " * 5 + "/a/path" * 15
-    with Screen(Console(file=file, width=80, force_terminal=terminal, no_color=True)) as screen:
+    console = SafeConsole(file=file, width=80, force_terminal=terminal, no_color=True)
+    with Screen(console) as screen:
         screen.tell(StoryLine(at_s=92.1, words=told))
     plain = Text.from_ansi(file.getvalue()).plain
     lines = [line.rstrip() for line in plain.splitlines() if line.strip()]

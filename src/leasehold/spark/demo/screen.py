@@ -310,7 +310,8 @@ class Screen:
         elif picture.look.at_s >= self._told_s + _TOLD_EVERY_S:
             self._told_s = picture.look.at_s
             words = folded(progress_words(picture), width=self._width)
-            self._console.print(f"{picture.look.at_s:5.1f} s  {words}", soft_wrap=True)
+            # A console for text of other parties would show the line breaks of a str as escapes.
+            self._console.print(Text(f"{picture.look.at_s:5.1f} s  {words}"), soft_wrap=True)
 
     @property
     def _width(self) -> int:
